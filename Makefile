@@ -1,0 +1,70 @@
+# Every target sets up what it needs: Python >= 3.11 and make are enough.
+#
+#   make demo   an embedded PostgreSQL, 100,000 overdue holds, workers, one of them killed
+#   make test   ruff, mypy and the test suite, on a real PostgreSQL
+#   make venv   only the set-up: .venv with the locked packages and this checkout
+#   make lint   ruff and mypy
+#   make wheel  sdist and wheel in dist/
+#   make lock   resolve requirements.lock again from pyproject.toml
+#   make clean  remove what the targets made
+#
+# Variables: PYTHON (an interpreter), PYTEST (arguments, e.g. PYTEST="-k claim -x").
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PYTHON ?=
+PYTEST ?=
+
+# A version manager may leave commands on PATH that do not run: try, then trust.
+FIND_PYTHON = for python in "$(PYTHON)" python3.13 python3.12 python3.11 python3; do \
+    "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; \
+    python=; \
+  done; \
+  if [ -z "$$python" ]; then \
+    echo 'make: no usable Python >= 3.11 on PATH (Debian, Ubuntu: apt-get install python3 python3-venv; or PYTHON=/path/to/python3)' >&2; \
+    exit 1; \
+  fi
+
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
+
+.PHONY: demo test venv lint wheel lock clean
+
+demo: venv
+	@$(BIN)/pgreaper demo
+
+test: lint
+	@$(BIN)/pytest $(PYTEST)
+
+lint: venv
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+venv: $(READY)
+
+$(READY): requirements.lock pyproject.toml
+	@$(FIND_PYTHON); \
+	echo "make: setting up $(VENV) with $$("$$python" --version)"; \
+	$(BIN)/python -c '' 2>/dev/null || "$$python" -m venv --clear $(VENV)
+	@$(PIP) install --require-hashes --requirement requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+wheel: venv
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation
+
+lock:
+	@$(FIND_PYTHON); "$$python" -m venv --clear $(VENV)/lock
+	@$(VENV)/lock/bin/python -m pip install --quiet --disable-pip-version-check pip-tools
+	@$(VENV)/lock/bin/python -c \
+	  'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' \
+	| CUSTOM_COMPILE_COMMAND="make lock" $(VENV)/lock/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe \
+	  --strip-extras --extra demo --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	  --output-file requirements.lock pyproject.toml -
+	@rm -rf $(VENV)/lock
+
+clean:
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
