@@ -1,0 +1,602 @@
+"""
+The SQL interface as Python: one method per function, one statement per call.
+
+:class:`Reaper` works on a psycopg connection that belongs to the caller.  It opens
+no transaction and commits none, keeps no state on the session, prepares nothing
+and listens to nothing, so it may sit behind a pooler in transaction mode.  On a
+connection in autocommit each call is a transaction of its own; otherwise the call
+joins the caller's transaction, which should be short and READ COMMITTED.
+
+Results arrive in binary through loaders on this module's own cursors: no session
+setting (``DateStyle``, ``TimeZone``, ``IntervalStyle``) and no adapter of the caller
+changes them, and a deadline of ``-infinity`` or before Christ is clamped to
+``datetime.min`` in UTC where psycopg would refuse it (``infinity`` to ``datetime.max``).
+"""
+
+import json
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+from psycopg import pq
+from psycopg.adapt import Buffer, Loader
+from psycopg.rows import tuple_row
+from psycopg.types import bool as _bool
+from psycopg.types import json as _json
+from psycopg.types import numeric as _numeric
+from psycopg.types import string as _string
+from psycopg.types import uuid as _uuid
+
+from pgreaper.errors import (
+    InvalidInput,
+    NotInstalled,
+    RegistrationRefused,
+    VersionMismatch,
+    WrongTransaction,
+    translate,
+)
+
+SQL_VERSION: Final = "0.1"
+"""The version of the SQL interface that this driver speaks."""
+
+EXPIRED: Final = "expired"
+ALREADY_DONE: Final = "already-done"
+NOT_ELIGIBLE: Final = "not-eligible"
+LOCKED: Final = "locked"
+RETRY: Final = "retry"
+DEAD_LETTER: Final = "dead-letter"
+OUTCOMES: Final = (EXPIRED, ALREADY_DONE, NOT_ELIGIBLE, LOCKED, RETRY, DEAD_LETTER)
+"""Everything that can become of a hold, in the order in which it is told."""
+
+Interval = str | timedelta
+"""A length of time: a timedelta, or whatever Postgres reads as an interval (``'5 min'``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """What a connection leads to; see :meth:`Reaper.server`."""
+
+    version: str
+    isolation: str
+    read_only: bool
+    standby: bool
+    backend_pid: int
+
+    @property
+    def repeats_reads(self) -> bool:
+        """Whether a transaction that asks for nothing gets another level than READ COMMITTED."""
+        return self.isolation != "read committed"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One setting that a registration changed; ``old_value`` is None for a new policy."""
+
+    setting: str
+    old_value: str | None
+    new_value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a run would meet now."""
+
+    policy: str
+    due: int
+    oldest_deadline: datetime | None
+    locked: int
+    leased: int
+    retrying: int
+    dead: int
+    no_deadline: int
+    no_state: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """One leased hold.  ``payload`` has the registered payload columns."""
+
+    token: UUID
+    key: str
+    deadline: datetime
+    attempt: int
+    claim_until: datetime
+    payload: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A claim as a whole: ``holds`` are leased under ``token`` until ``claim_until``."""
+
+    token: UUID
+    holds: int
+    claim_until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one hold: one of :data:`OUTCOMES`, and the state that was found."""
+
+    key: str
+    outcome: str
+    state: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """Something that happened to a hold; see the view ``pgreaper.history``."""
+
+    policy: str
+    key: str | None
+    deadline: datetime | None
+    outcome: str
+    state: str | None
+    worker: str | None
+    token: UUID | None
+    at: datetime
+    attempts: int | None
+    error_class: str | None
+    sqlstate: str | None
+    constraint_name: str | None
+    actor: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStatus:
+    """How a policy is doing; see the view ``pgreaper.status``.  ``due`` is a floor when ``due_capped``."""
+
+    policy: str
+    target: str
+    owner: str
+    state: str
+    reason: str | None
+    due: int | None
+    due_capped: bool
+    oldest_deadline: datetime | None
+    oldest_due: timedelta | None
+    leased: int
+    retrying: int
+    dead: int
+    expired: int
+    already_done: int
+    not_eligible: int
+    objective: timedelta
+    lateness_p50: timedelta | None
+    lateness_p99: timedelta | None
+    lateness_max: timedelta | None
+    finish_p50: timedelta | None
+    finish_p99: timedelta | None
+    last_success: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A registered policy, as ``pgreaper.policies`` has it."""
+
+    policy: str
+    target_schema: str
+    target_table: str
+    key_columns: list[str]
+    deadline_column: str
+    status_column: str | None
+    held: list[str] | None
+    expired: str | None
+    stamp_column: str | None
+    set_values: dict[str, Any]
+    zone: str | None
+    stamp_zone: str | None
+    grace: timedelta
+    payload_columns: list[str]
+    lease: timedelta
+    batch: int
+    max_attempts: int
+    permanent_attempts: int
+    backoff_base: timedelta
+    backoff_cap: timedelta
+    rate_limit: float | None
+    max_claims: int | None
+    owner: str
+    objective: timedelta
+    paused_at: datetime | None
+    pause_reason: str | None
+    registered_at: datetime
+
+
+class Reaper:
+    """
+    The functions of schema ``pgreaper`` on one connection.
+
+    Every method raises a subclass of :class:`pgreaper.errors.ReaperError` and nothing
+    of psycopg's; the original is kept as ``error.original``.
+    """
+
+    __slots__ = ("connection",)
+
+    def __init__(self, connection: "psycopg.Connection[Any]") -> None:
+        self.connection = connection
+
+    # -- what is there
+
+    def server(self) -> ServerState:
+        """
+        Tell what the connection leads to, in one round trip.
+
+        The isolation level is that of this call's transaction: in autocommit, the default.
+        Raises NotInstalled.
+        """
+        (row,) = self._query(
+            "select pgreaper.reaper_version()::text, current_setting('transaction_isolation'),"
+            " current_setting('transaction_read_only') = 'on', pg_is_in_recovery(), pg_backend_pid()"
+        )
+        return ServerState(*row)
+
+    def version(self) -> str:
+        """Return the version of the SQL interface in the database.  Raises NotInstalled."""
+        ((version,),) = self._query("select pgreaper.reaper_version()::text")
+        return str(version)
+
+    def require_version(self, found: str | None = None) -> None:
+        """Raise VersionMismatch (RP005) unless the database speaks this driver's version of the SQL."""
+        version = self.version() if found is None else found
+        if version != SQL_VERSION:
+            raise VersionMismatch(
+                f"the database has version {version} of pgreaper's SQL, this driver needs {SQL_VERSION}",
+                hint="Run `pgreaper install` to upgrade the database, or use the driver that fits it.",
+                sqlstate="RP005",
+            )
+
+    # -- policies
+
+    def register(
+        self,
+        policy: str,
+        target: str,
+        *,
+        deadline_column: str,
+        status_column: str | None = None,
+        held: Sequence[str] | None = None,
+        expired: str | None = None,
+        owner: str | None = None,
+        key_columns: Sequence[str] | None = None,
+        stamp_column: str | None = None,
+        set: Mapping[str, object] | None = None,  # noqa: A002  the SQL parameter's name
+        zone: str | None = None,
+        stamp_zone: str | None = None,
+        grace: Interval = "0",
+        payload_columns: Sequence[str] | None = None,
+        lease: Interval = "1 minute",
+        batch: int = 500,
+        max_attempts: int = 5,
+        permanent_attempts: int = 1,
+        backoff_base: Interval = "1 second",
+        backoff_cap: Interval = "1 hour",
+        rate_limit: float | None = None,
+        max_claims: int | None = None,
+        objective: Interval = "1 minute",
+        dry_run: bool = False,
+    ) -> list[Change]:
+        """
+        Register a policy, or bring it to these settings; returns what changed, nothing when nothing did.
+
+        ``target`` is written as in SQL: ``shop.bookings``, ``'"PaymentRequests"'``.  Declarative:
+        what the call omits has its default.  Raises RegistrationRefused or InvalidInput.
+        """
+        return [
+            Change(*row)
+            for row in self._query(
+                "select setting, old_value, new_value from pgreaper.reaper_register("
+                " policy => %s::text, target => %s::text::regclass, deadline_column => %s::text,"
+                " status_column => %s::text, held => %s::text[], expired => %s::text, owner => %s::text,"
+                ' key_columns => %s::text[], stamp_column => %s::text, "set" => %s::text::jsonb,'
+                " zone => %s::text, stamp_zone => %s::text, grace => %s::interval,"
+                " payload_columns => %s::text[], lease => %s::interval, batch => %s::integer,"
+                " max_attempts => %s::integer, permanent_attempts => %s::integer,"
+                " backoff_base => %s::interval, backoff_cap => %s::interval,"
+                " rate_limit => %s::double precision, max_claims => %s::integer,"
+                " objective => %s::interval, dry_run => %s::boolean)",
+                policy, target, deadline_column,
+                status_column, _texts(held), expired, owner,
+                _texts(key_columns), stamp_column, None if set is None else json.dumps(dict(set)),
+                zone, stamp_zone, grace,
+                _texts(payload_columns), lease, batch,
+                max_attempts, permanent_attempts,
+                backoff_base, backoff_cap,
+                rate_limit, max_claims,
+                objective, dry_run,
+            )
+        ]  # fmt: skip
+
+    def unregister(self, policy: str) -> None:
+        """Withdraw a policy; its books stay.  Raises UnknownPolicy."""
+        self._query("select pgreaper.reaper_unregister(%s::text)::text", policy)
+
+    def pause(self, policy: str, *, reason: str | None = None) -> bool:
+        """Claim nothing more for a policy.  Returns whether that changed anything."""
+        return self._truth("select pgreaper.reaper_pause(%s::text, %s::text)", policy, reason)
+
+    def resume(self, policy: str) -> bool:
+        """Let a paused policy go on.  Returns whether that changed anything."""
+        return self._truth("select pgreaper.reaper_resume(%s::text)", policy)
+
+    def policies(self) -> list[Policy]:
+        """Return the registered policies by name."""
+        return [
+            Policy(*row)
+            for row in self._query(
+                "select name, target_schema, target_table, key_columns, deadline_column, status_column, held, expired,"
+                " stamp_column, set_values, zone, stamp_zone, grace, payload_columns, lease, batch, max_attempts,"
+                " permanent_attempts, backoff_base, backoff_cap, rate_limit, max_claims, owner, objective, paused_at,"
+                " pause_reason, registered_at"
+                " from pgreaper.policies where unregistered_at is null order by name"
+            )
+        ]
+
+    def batches(self) -> dict[str, int]:
+        """Return the registered policies and the batch of each, paused ones too: all that a worker must know."""
+        return {
+            name: batch
+            for name, batch in self._query(
+                "select name, batch from pgreaper.policies where unregistered_at is null order by name"
+            )
+        }
+
+    # -- work
+
+    def preview(self, policy: str) -> Preview:
+        """Tell what a run would meet now; writes nothing."""
+        (row,) = self._query(
+            "select policy, due, oldest_deadline, locked, leased, retrying, dead, no_deadline, no_state"
+            " from pgreaper.reaper_preview(%s::text)",
+            policy,
+        )
+        return Preview(*row)
+
+    def claim(
+        self,
+        policy: str,
+        *,
+        batch: int | None = None,
+        worker: str | None = None,
+        rescan: bool = False,
+        session: bool = False,
+    ) -> list[Hold]:
+        """
+        Lease up to ``batch`` due holds (default: the policy's batch).  Empty: nothing to do, nothing written.
+
+        ``rescan`` begins again at the oldest deadline, for holds that the forward cursor has passed;
+        ``session`` binds the claim to this connection, see the documentation of ``reaper_claim``.
+        """
+        return [
+            Hold(*row)
+            for row in self._query(
+                "select token, key, deadline, attempt, claim_until, payload" + _CLAIM,
+                policy, batch, worker, rescan, session,
+            )
+        ]  # fmt: skip
+
+    def claim_batch(
+        self,
+        policy: str,
+        *,
+        batch: int | None = None,
+        worker: str | None = None,
+        rescan: bool = False,
+        session: bool = False,
+    ) -> Batch | None:
+        """:meth:`claim` for whoever needs no keys: one row comes back, or None when there is nothing to do."""
+        rows = self._query(
+            "select token, count(*), max(claim_until)" + _CLAIM + " group by token",
+            policy, batch, worker, rescan, session,
+        )  # fmt: skip
+        return Batch(*rows[0]) if rows else None
+
+    def expire(self, token: UUID, *, keys: Sequence[str] | None = None) -> list[Outcome]:
+        """
+        Make the guarded transition for a claim's holds, or for those of ``keys``.
+
+        Without ``keys`` it finishes the claim.  Repeat it when the reply was lost: it answers what was
+        recorded.  Raises LeaseLost when the lease was taken back.
+        """
+        return [
+            Outcome(*row) for row in self._query("select key, outcome, state" + _EXPIRE, token, _texts(keys))
+        ]
+
+    def expire_batch(self, token: UUID) -> Counter[str]:
+        """:meth:`expire` of a whole claim for whoever needs no keys: how many holds had which outcome."""
+        return Counter(dict(self._query("select outcome, count(*)" + _EXPIRE + " group by outcome", token, None)))
+
+    def renew(self, token: UUID, *, lease: Interval | None = None) -> datetime:
+        """Keep a lease for longer (default: the policy's lease from now).  Raises LeaseLost."""
+        ((until,),) = self._query("select pgreaper.reaper_renew(%s::uuid, %s::interval)", token, lease)
+        assert isinstance(until, datetime)  # noqa: S101
+        return until
+
+    def release(self, token: UUID) -> int:
+        """Give a claim back without charging an attempt.  Returns the holds given back, 0 when it was over already."""
+        ((holds,),) = self._query("select pgreaper.reaper_release(%s::uuid)", token)
+        return int(holds)
+
+    def sweep(
+        self,
+        policy: str | None = None,
+        *,
+        batch: int | None = None,
+        max_rows: int | None = None,
+        max_seconds: float | None = None,
+    ) -> int:
+        """
+        Expire what is due, without leases, committing after each batch; all policies by default.
+
+        Returns how many holds expired.  The procedure commits, so the connection must be in autocommit
+        and outside a transaction: raises WrongTransaction otherwise.
+        """
+        info = self.connection.info
+        if not self.connection.autocommit or info.transaction_status is not pq.TransactionStatus.IDLE:
+            raise WrongTransaction(
+                "a sweep commits after each batch and cannot run inside a transaction",
+                hint="Use a connection with autocommit=True.",
+                sqlstate="RP004",
+            )
+        ((expired,),) = self._query(
+            "call pgreaper.reaper_sweep(%s::text, %s::integer, %s::bigint, %s::double precision, 0)",
+            policy, batch, max_rows, max_seconds,
+        )  # fmt: skip
+        return int(expired)
+
+    def next_due(self, policies: Sequence[str] | None = None) -> float | None:
+        """Seconds until there may be work for these policies (default: all), never negative; None: nothing ahead."""
+        if policies is None:
+            ((seconds,),) = self._query(
+                "select extract(epoch from pgreaper.reaper_next_due(null))::double precision"
+            )
+        else:
+            ((seconds,),) = self._query(
+                "select extract(epoch from min(pgreaper.reaper_next_due(p.name)))::double precision"
+                " from unnest(%s::text[]) as p (name)",
+                list(policies),
+            )
+        return None if seconds is None else max(float(seconds), 0.0)
+
+    # -- seeing it
+
+    def history(self, policy: str, key: str) -> list[HistoryEntry]:
+        """Everything that happened to one hold, oldest first."""
+        return [
+            HistoryEntry(*row)
+            for row in self._query(
+                "select policy, key, deadline, outcome, state, worker, token, at, attempts, error_class, sqlstate,"
+                " constraint_name, actor, reason from pgreaper.reaper_history(%s::text, %s::text) order by at",
+                policy, key,
+            )
+        ]  # fmt: skip
+
+    def status(self, policies: Sequence[str] | None = None) -> list[PolicyStatus]:
+        """How these policies (default: all) are doing, by name; counts are bounded, so this may be polled."""
+        return [
+            PolicyStatus(*row)
+            for row in self._query(
+                "select policy, target, owner, state, reason, due, due_capped, oldest_deadline, oldest_due, leased,"
+                " retrying, dead, expired, already_done, not_eligible, objective, lateness_p50, lateness_p99,"
+                " lateness_max, finish_p50, finish_p99, last_success"
+                " from pgreaper.status where %s::text[] is null or policy = any(%s::text[]) order by policy",
+                _texts(policies), _texts(policies),
+            )
+        ]  # fmt: skip
+
+    # -- how
+
+    def _query(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """Run one statement on a cursor of our own and fetch all of it."""
+        failure = None
+        try:
+            with psycopg.Cursor(self.connection, row_factory=tuple_row) as cursor:
+                for oid, loader in _LOADERS:
+                    cursor.adapters.register_loader(oid, loader)
+                cursor.execute(sql, parameters or None, prepare=False, binary=True)  # type: ignore[arg-type]
+                return cursor.fetchall()
+        except psycopg.Error as error:
+            failure = translate(error)
+        # Raised outside the handler: the server's words stay out of tracebacks and trackers.
+        raise self._understood(failure)
+
+    def _understood(self, failure: Exception) -> Exception:
+        """Tell a missing table named by the caller from a missing pgreaper."""
+        original = getattr(failure, "original", None)
+        if isinstance(original, psycopg.errors.UndefinedTable) and not isinstance(failure, NotInstalled):
+            if original.diag.context is None:
+                return RegistrationRefused(
+                    "the target does not exist", hint="Name it as in SQL, with its schema.", original=original
+                )
+        if isinstance(original, psycopg.errors.UndefinedFunction) and isinstance(failure, NotInstalled):
+            if self._has_version():
+                return VersionMismatch(
+                    "pgreaper's SQL in the database lacks a function that this driver calls",
+                    hint="Run `pgreaper install` to upgrade the database, or use the driver that fits it.",
+                    sqlstate="RP005",
+                    original=original,
+                )
+        if isinstance(original, (psycopg.errors.InvalidDatetimeFormat, psycopg.errors.DatetimeFieldOverflow)):
+            if original.diag.context is None:
+                return InvalidInput(
+                    "a value is not an interval", hint="Write it as Postgres does: '30 seconds', '5 min'.",
+                    sqlstate=original.sqlstate, original=original,
+                )  # fmt: skip
+        return failure
+
+    def _has_version(self) -> bool:
+        """Whether pgreaper is there at all.  Asks only where asking cannot disturb a transaction of the caller."""
+        if self.connection.info.transaction_status is not pq.TransactionStatus.IDLE:
+            return False
+        try:
+            self.version()
+        except NotInstalled:
+            return False
+        return True
+
+    def _truth(self, sql: str, *parameters: object) -> bool:
+        ((answer,),) = self._query(sql, *parameters)
+        return bool(answer)
+
+
+_CLAIM = (
+    " from pgreaper.reaper_claim(policy => %s::text, batch => %s::integer, worker => %s::text,"
+    " rescan => %s::boolean, session => %s::boolean)"
+)
+_EXPIRE = " from pgreaper.reaper_expire(token => %s::uuid, keys => %s::text[])"
+
+
+def _texts(values: Sequence[str] | None) -> list[str] | None:
+    return None if values is None else list(values)
+
+
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_FIRST = datetime.min.replace(tzinfo=UTC)
+_LAST = datetime.max.replace(tzinfo=UTC)
+_INT8 = struct.Struct("!q")
+_INTERVAL = struct.Struct("!qii")
+
+
+class _TimestamptzLoader(Loader):
+    """Microseconds since 2000 in UTC; what Python cannot tell is clamped, not refused."""
+
+    format = pq.Format.BINARY
+
+    def load(self, data: Buffer) -> datetime:
+        (micros,) = _INT8.unpack(data)
+        try:
+            return _EPOCH + timedelta(microseconds=micros)
+        except OverflowError:
+            return _FIRST if micros < 0 else _LAST
+
+
+class _IntervalLoader(Loader):
+    """A month counts 30 days, as Postgres compares intervals; the infinite ones are clamped."""
+
+    format = pq.Format.BINARY
+
+    def load(self, data: Buffer) -> timedelta:
+        micros, days, months = _INTERVAL.unpack(data)
+        try:
+            return timedelta(days=days + 30 * months, microseconds=micros)
+        except OverflowError:
+            return timedelta.min if months < 0 else timedelta.max
+
+
+# Pinned, so that an adapter which the caller registered changes nothing here.
+_LOADERS: tuple[tuple[int, type[Loader]], ...] = (
+    (1184, _TimestamptzLoader),
+    (1186, _IntervalLoader),
+    (16, _bool.BoolBinaryLoader),
+    (20, _numeric.Int8BinaryLoader),
+    (23, _numeric.Int4BinaryLoader),
+    (25, _string.TextBinaryLoader),
+    (701, _numeric.Float8BinaryLoader),
+    (2950, _uuid.UUIDBinaryLoader),
+    (3802, _json.JsonbBinaryLoader),
+)

@@ -1,0 +1,124 @@
+"""
+What every command shares: its options, its connection, its JSON.
+
+``emit`` prints the one document of a command: keys of holds are strings, lengths
+of time are seconds in a field whose name says so, timestamps are ISO 8601 in UTC,
+and a number that JSON lacks is null.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+import click
+from psycopg import IsolationLevel
+
+from pgreaper.api import Reaper
+from pgreaper.connection import connect, resolve
+from pgreaper.errors import DatabaseUnavailable, UnknownPolicy
+from pgreaper.text import visible
+
+SCHEMA_VERSION: Final = 1
+"""The version of the JSON documents; a field is never renamed or dropped within one."""
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def common_options(function: _F) -> _F:
+    """Give a command ``--database-url``, ``--json`` (as ``as_json``) and ``--debug``."""
+    for option in (
+        click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks and the server's own words."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
+        click.option(
+            "--database-url",
+            metavar="URL",
+            help="Which database; default: PGREAPER_DATABASE_URL, DATABASE_URL, libpq's variables.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def read_only_error(*, standby: bool) -> DatabaseUnavailable:
+    """The node cannot be written to; try later, or elsewhere."""
+    return DatabaseUnavailable(
+        "the server is a standby: it is read-only" if standby else "the database is read-only for this role",
+        hint="Connect to the primary (target_session_attrs=read-write finds it)."
+        if standby
+        else "Clear default_transaction_read_only, or connect to another node.",
+        sqlstate="25006",
+    )
+
+
+@contextmanager
+def database(url: str | None, *, writes: bool = False) -> Iterator[Reaper]:
+    """
+    Connect, look that pgreaper is there in the right version, and hand out a Reaper.
+
+    ``writes``: refuse a read-only node, and work under READ COMMITTED whatever the role's default is.
+    """
+    connection = connect(resolve(url))
+    try:
+        reaper = Reaper(connection)
+        server = reaper.server()
+        reaper.require_version(server.version)
+        if writes and server.read_only:
+            raise read_only_error(standby=server.standby)
+        if writes and server.repeats_reads:
+            connection.isolation_level = IsolationLevel.READ_COMMITTED
+            with connection.transaction():
+                yield reaper
+        else:
+            yield reaper
+    finally:
+        connection.close()
+
+
+def unknown_policy(name: str, registered: list[str]) -> UnknownPolicy:
+    """RP002 with the name that was probably meant."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, registered, 1)
+    if near:
+        hint = f"Did you mean {visible(near[0])}?"
+    elif registered:
+        hint = "`pgreaper policies` lists the registered ones."
+    else:
+        hint = "No policy is registered yet: `pgreaper register` adds one."
+    return UnknownPolicy(f"there is no policy {visible(name)}", hint=hint, sqlstate="RP002")
+
+
+def document(value: object) -> Any:
+    """The value as JSON can say it; a dataclass's lengths of time get names that end in ``_seconds``."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            f"{f.name}_seconds" if "timedelta" in str(f.type) else f.name: document(getattr(value, f.name))
+            for f in fields(value)
+        }
+    if isinstance(value, Mapping):
+        return {str(k): document(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [document(v) for v in value]
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def emit(command: str | None, *, compact: bool = False, **content: object) -> None:
+    """Print the document of a command on stdout."""
+    whole = {"schema_version": SCHEMA_VERSION, "command": command, **document(content)}
+    text = json.dumps(whole, ensure_ascii=True, allow_nan=False, indent=None if compact else 2)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

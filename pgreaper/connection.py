@@ -1,0 +1,174 @@
+"""
+How pgreaper finds and opens its database.
+
+Owns the order in which settings are looked up, the defaults that keep a dead
+network from hanging a worker, and the promise that no password is ever repeated.
+Sends no startup ``options`` and sets nothing on a session: poolers refuse the one
+and leak the other.
+"""
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from pgreaper.errors import DatabaseUnavailable, InvalidInput
+from pgreaper.text import one_line
+
+# A lost network is noticed within a lease of the default length (one minute).
+# Unix sockets ignore all of these but the first.
+_DEFAULTS: Final = {
+    "connect_timeout": ("10", "PGCONNECT_TIMEOUT"),
+    "keepalives": ("1", None),
+    "keepalives_idle": ("20", None),
+    "keepalives_interval": ("5", None),
+    "keepalives_count": ("4", None),
+    "tcp_user_timeout": ("45000", None),
+    "client_encoding": ("UTF8", None),
+}
+_DRIVER_SCHEME = re.compile(r"^postgres(?:ql)?(?:\+\w+)?://", re.IGNORECASE)
+# Servers and poolers that are there but have no place for us, or not yet.
+_FULL = re.compile(
+    r"too many (?:clients|connections)|connection slots|no more connections|starting up|shutting down|recovery", re.IGNORECASE
+)
+OPTION: Final = "--database-url"
+VARIABLES: Final = ("PGREAPER_DATABASE_URL", "DATABASE_URL")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the database is: libpq parameters, and what told us so."""
+
+    parameters: dict[str, str]
+    source: str
+
+    def __repr__(self) -> str:
+        return f"Address({self.source})"
+
+    def conceal(self, text: str) -> str:
+        """The text without the password, in any spelling that libpq may echo."""
+        for name in ("password", "sslpassword"):
+            if secret := self.parameters.get(name):
+                text = text.replace(secret, "***")
+        if secret := os.environ.get("PGPASSWORD"):
+            text = text.replace(secret, "***")
+        return text
+
+
+def worker_name() -> str:
+    """``pgreaper/<host>/<pid>``, at most 63 bytes; of a long host the end is kept, where pod names differ."""
+    end = f"/{os.getpid()}"
+    host = socket.gethostname().encode("ascii", "replace").decode()
+    return "pgreaper/" + host[-(63 - len("pgreaper/") - len(end)) :] + end
+
+
+def resolve(url: str | None = None) -> Address:
+    """
+    Find the address: the argument, PGREAPER_DATABASE_URL, DATABASE_URL, libpq's own settings.
+
+    Raises InvalidInput, without repeating the text, when it is not a connection string.
+    """
+    source = OPTION
+    if not url:
+        for variable in VARIABLES:
+            if url := os.environ.get(variable):
+                source = variable
+                break
+        else:
+            url, source = "", "libpq's settings"
+    return Address(_parse(url.strip(), source), source)
+
+
+def _parse(url: str, source: str) -> dict[str, str]:
+    if scheme := _DRIVER_SCHEME.match(url):
+        url = "postgresql://" + url[scheme.end() :]
+        _refuse_unescaped(url, source)
+    elif "://" in url.partition("?")[0] and "=" not in url.partition("://")[0]:
+        raise InvalidInput(
+            f"{source} is not a Postgres URL",
+            hint="It begins with postgresql://, postgres:// or postgresql+psycopg://.",
+        )
+    try:
+        parameters = {k: str(v) for k, v in conninfo_to_dict(url).items() if v is not None}
+    except psycopg.Error:
+        # libpq's message quotes the part that it could not read: maybe the password.
+        raise InvalidInput(f"{source} is not a connection string that libpq understands", hint=_suspect(url)) from None
+    if any(port and not port.isdigit() for port in parameters.get("port", "").split(",")):
+        raise InvalidInput(f"the port in {source} is not a number", hint=_ESCAPE_HINT)
+    return parameters
+
+
+_ESCAPE_HINT = "In the password of a URL, write @ as %40, / as %2F, : as %3A, # as %23, ? as %3F and % as %25."
+
+
+def _refuse_unescaped(url: str, source: str) -> None:
+    """Refuse a URL whose password libpq would cut in two: the rest would be shown as a host name."""
+    rest = url.partition("://")[2]
+    authority, _, path = rest.partition("?")[0].partition("/")
+    if authority.count("@") > 1 or "@" in path:
+        raise InvalidInput(
+            f"the URL in {source} has a character in its password that must be escaped", hint=_ESCAPE_HINT
+        )
+
+
+def _suspect(url: str) -> str:
+    """What may be wrong with a connection string, by names only."""
+    known = {d.keyword.decode() for d in psycopg.pq.Conninfo.get_defaults()} | {"ssl"}
+    names = [pair.partition("=")[0] for pair in url.partition("?")[2].split("&") if "=" in pair]
+    unknown = [one_line(name) for name in names if name not in known and name.isidentifier()]
+    if url.startswith("postgresql://") and unknown:
+        return f"libpq has no parameter {', '.join(unknown)}: leave it out."
+    return _ESCAPE_HINT if "://" in url else "Example: postgresql://user@host:5432/name, or host=… dbname=…."
+
+
+def connect(address: Address, *, name: str | None = None) -> "psycopg.Connection[tuple[object, ...]]":
+    """
+    Open a connection in autocommit, without prepared statements.
+
+    Raises DatabaseUnavailable; its ``waiting`` tells that a server is there and only has no place yet.
+    """
+    parameters: dict[str, str] = {"fallback_application_name": name or worker_name()}
+    for keyword, (value, variable) in _DEFAULTS.items():
+        if not (variable and os.environ.get(variable)):
+            parameters[keyword] = value
+    parameters.update(address.parameters)
+    try:
+        return psycopg.connect("", autocommit=True, prepare_threshold=None, **parameters)  # type: ignore[arg-type]
+    except psycopg.Error as error:
+        text = address.conceal(str(error))
+    # Outside the handler: the text that libpq wrote stays in nobody's traceback.
+    raise Unreachable(
+        f"the database cannot be reached: {_first_sentence(text)}",
+        hint=_advice(address),
+        waiting=_FULL.search(text) is not None,
+    )
+
+
+class Unreachable(DatabaseUnavailable):
+    """No connection came about.  ``waiting``: the server answered, it only has no place yet."""
+
+    def __init__(self, message: str, *, hint: str, waiting: bool) -> None:
+        super().__init__(message, hint=hint)
+        self.waiting = waiting
+
+
+def _first_sentence(text: str) -> str:
+    """libpq's message on one line, without the advice that follows and without what we say already."""
+    lines = [line.strip() for line in text.strip().splitlines()]
+    kept = [line for line in lines if line and not line.endswith("?")]
+    if any(line.startswith("Multiple connection attempts") for line in kept):
+        kept = [line.partition(": ")[2] or line for line in kept if line.startswith("- ")]
+    line = "; ".join(dict.fromkeys(part.removeprefix("connection failed: ") for part in kept[:3]))
+    return one_line(line.replace("connection to server at ", "").replace("connection to server on ", ""))
+
+
+def _advice(address: Address) -> str:
+    if address.source in VARIABLES or address.source == OPTION:
+        return f"The address came from {address.source}."
+    if any(name in os.environ for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE", "PGPORT")):
+        return "The address came from libpq's PG… variables."
+    return f"No database was named: set {VARIABLES[0]} or DATABASE_URL, or give {OPTION}."

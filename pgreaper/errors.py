@@ -1,0 +1,233 @@
+"""
+Errors raised by pgreaper.
+
+Every error that the SQL raises on purpose has a SQLSTATE of class ``RP``; this
+module is the only place that knows which is which, and the only one that decides
+what of a server's answer may be repeated.  The wording of pgreaper's own functions
+is written for people and passes.  Any other message or detail may carry a row's
+values: it is replaced by the error's name, its SQLSTATE and its constraint.  The
+psycopg exception stays reachable as ``original`` for whoever may see it.
+"""
+
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+import psycopg
+from psycopg import errors as pg
+
+if TYPE_CHECKING:
+    from psycopg.errors import Diagnostic
+
+
+class ReaperError(Exception):
+    """
+    Something did not work; ``str()`` is one sentence that is safe to log.
+
+    ``hint`` says what to do, ``sqlstate`` and ``constraint`` come from the server,
+    ``original`` is the psycopg error (it may contain values of rows: do not log it).
+    """
+
+    exit_code: ClassVar[int] = 1
+    code: ClassVar[str] = "error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        detail: str | None = None,
+        sqlstate: str | None = None,
+        constraint: str | None = None,
+        original: psycopg.Error | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.detail = detail
+        self.sqlstate = sqlstate
+        self.constraint = constraint
+        self.original = original
+
+
+class LeaseLost(ReaperError):
+    """The lease was taken back: stop, another worker may have these holds (RP001)."""
+
+    code = "lease-lost"
+
+
+class UnknownPolicy(ReaperError):
+    """No policy of that name is registered (RP002)."""
+
+    exit_code = 2
+    code = "unknown-policy"
+
+
+class RegistrationRefused(ReaperError):
+    """The policy does not fit its target; nothing was stored (RP003)."""
+
+    exit_code = 2
+    code = "registration-refused"
+
+
+class WrongTransaction(ReaperError):
+    """The transaction is not READ COMMITTED, or it may not write (RP004)."""
+
+    exit_code = 75
+    code = "wrong-transaction"
+
+
+class VersionMismatch(ReaperError):
+    """The SQL in the database is not the version that this driver speaks (RP005)."""
+
+    code = "version-mismatch"
+
+
+class NotInstalled(ReaperError):
+    """The database has no pgreaper in it."""
+
+    code = "not-installed"
+
+
+class InvalidInput(ReaperError):
+    """An argument cannot be what it is (22023, or refused before it was sent)."""
+
+    exit_code = 2
+    code = "invalid-input"
+
+
+class AccessDenied(ReaperError):
+    """The role lacks a right (42501)."""
+
+    code = "access-denied"
+
+
+class QueryCancelled(ReaperError):
+    """A statement was cancelled: by a statement timeout, or because we were told to stop (57014)."""
+
+    code = "cancelled"
+
+
+class DatabaseUnavailable(ReaperError):
+    """The database cannot be reached, cannot write, or has no room: try later."""
+
+    exit_code = 75
+    code = "database-unavailable"
+
+
+class DatabaseBusy(DatabaseUnavailable):
+    """A deadlock, a serialization failure or a lock that did not come in time: try again."""
+
+    code = "database-busy"
+
+
+_OWN: dict[str, type[ReaperError]] = {
+    "RP001": LeaseLost,
+    "RP002": UnknownPolicy,
+    "RP003": RegistrationRefused,
+    "RP004": WrongTransaction,
+    "RP005": VersionMismatch,
+    "22023": InvalidInput,
+    "42501": AccessDenied,
+}
+_BUSY = frozenset({"40001", "40P01", "55P03"})
+# Classes of trouble that no row is to blame for; 25006 is a read-only node.
+_ENVIRONMENT = ("08", "53", "57P", "58", "25006")
+# A statement of ours that names what is not there: schema, function, relation.
+_MISSING = frozenset({"3F000", "42883", "42P01"})
+_OWN_FRAME = re.compile(r"\bpgreaper\.\w+\(|\breaper_\w+\(|\b_(?:target|policy|require_writable)\(")
+
+INSTALL_HINT = "Run `pgreaper install`, or look whether this is the database you meant."
+
+
+def translate(error: psycopg.Error) -> ReaperError:
+    """Turn a psycopg error into ours.  Never raises, never repeats a row's values."""
+    state = error.sqlstate
+    diag = error.diag
+    if state is None:
+        return _without_sqlstate(error)
+
+    kind = _OWN.get(state)
+    if kind is not None and (state.startswith("RP") or _is_own(diag)):
+        return kind(
+            diag.message_primary or state,
+            hint=diag.message_hint,
+            detail=diag.message_detail,
+            sqlstate=state,
+            original=error,
+        )
+    if state in _MISSING and diag.context is None and diag.statement_position is not None:
+        return NotInstalled(
+            "pgreaper is not installed in this database" + _where(error),
+            hint=INSTALL_HINT,
+            sqlstate=state,
+            original=error,
+        )
+    if state in _BUSY:
+        return DatabaseBusy(
+            f"the database was busy: {_name(error)}",
+            hint="Another transaction was in the way; try again.",
+            sqlstate=state,
+            original=error,
+        )
+    if state == "57014":
+        return QueryCancelled(
+            "the statement was cancelled",
+            hint="A statement_timeout did it, unless somebody asked for it; a smaller batch takes less time.",
+            sqlstate=state,
+            original=error,
+        )
+    if state.startswith(_ENVIRONMENT):
+        return DatabaseUnavailable(
+            "the node or transaction is read-only"
+            if state == "25006"
+            else f"the database cannot serve now: {_name(error)} (SQLSTATE {state})",
+            hint="Connect to the primary." if state == "25006" else "Try again later.",
+            sqlstate=state,
+            original=error,
+        )
+    if _is_own(diag):
+        return ReaperError(
+            diag.message_primary or state, hint=diag.message_hint, sqlstate=state, original=error
+        )
+    if state == "42501":
+        return AccessDenied(
+            "the role lacks a right that this needs (SQLSTATE 42501)",
+            hint="Grant it, or connect as the role that pgreaper was granted to; --debug shows the server's words.",
+            sqlstate=state,
+            original=error,
+        )
+    constraint = diag.constraint_name
+    return ReaperError(
+        f"the database refused: {_name(error)} (SQLSTATE {state}{f', constraint {constraint}' if constraint else ''})",
+        hint="--debug shows the server's words; they may contain values of rows.",
+        sqlstate=state,
+        constraint=constraint,
+        original=error,
+    )
+
+
+def _without_sqlstate(error: psycopg.Error) -> ReaperError:
+    """Whatever libpq or psycopg itself says: about the connection, or about an argument."""
+    if isinstance(error, (pg.DataError, psycopg.NotSupportedError)):
+        # psycopg's own words about an argument, for example a NUL byte in a text.
+        return InvalidInput("an argument cannot be sent to Postgres (a NUL byte, or a number out of range)", original=error)
+    if isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
+        return DatabaseUnavailable("the connection to the database is lost", hint="Try again later.", original=error)
+    return ReaperError(f"the driver refused: {_name(error)}", hint="--debug shows its words.", original=error)
+
+
+def _is_own(diag: "Diagnostic") -> bool:
+    """Whether a RAISE in one of pgreaper's own functions wrote this message."""
+    if diag.source_function != "exec_stmt_raise" or not diag.context:
+        return False
+    return _OWN_FRAME.search(diag.context.partition("\n")[0]) is not None
+
+
+def _name(error: psycopg.Error) -> str:
+    """``CheckViolation`` as ``check violation``: the class is the server's condition name."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
+
+
+def _where(error: psycopg.Error) -> str:
+    database = error.pgconn.db if error.pgconn is not None else b""
+    return f" ({database.decode(errors='replace')})" if database else ""
