@@ -1,0 +1,624 @@
+"""
+Putting pgreaper's schema into a database, comparing it, and taking it out again.
+
+Owns everything about ``sql/`` and ``migrations/``: where the two folders are,
+how a revision applies their files, and the one transaction in which that
+happens.  Owns no SQL interface of the reaper and no host application's
+migrations; the call from a host's own revision is :mod:`pgreaper.alembic`.
+Nothing else in the package imports Alembic or SQLAlchemy.
+
+Every path, online and as text for ``psql``, goes through :func:`run`: settings
+and advisory lock, then Alembic's steps, then the settings the caller had.
+"""
+
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import psycopg
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import create_engine
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+from pgreaper import __version__
+from pgreaper.connection import connect, resolve
+from pgreaper.errors import ReaperError, VersionMismatch, translate
+
+Database = str | Connection | Engine | None
+"""A connection string, something of SQLAlchemy's, or None: what the environment names."""
+
+
+class Refused(ReaperError):
+    """The database is not in the state that the change asks for; nothing was changed."""
+
+    exit_code: ClassVar[int] = 3
+    code: ClassVar[str] = "refused"
+
+
+# --------------------------------------------------------------------------
+# The files
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The folder of migrations and its neighbour, the folder of SQL."""
+
+    migrations: Path
+
+    @property
+    def sql(self) -> Path:
+        """The database as it is now, one object per file."""
+        return self.migrations.with_name(self.migrations.name.replace("migrations", "sql"))
+
+    @property
+    def scripts(self) -> ScriptDirectory:
+        """Alembic's view of the revisions."""
+        return ScriptDirectory(str(self.migrations))
+
+    def manifest(self) -> tuple[str, ...]:
+        r"""Paths below ``sql/`` in the order of ``install.sql`` (its ``\ir`` lines)."""
+        text = (self.sql / "install.sql").read_text(encoding="utf-8")
+        return tuple(re.findall(r"^\\ir\s+(\S+)", text, re.MULTILINE))
+
+    def path(self, revision: str, name: str) -> Path:
+        """Where the text is that this revision installs under this name: retired, or still current."""
+        retired = self.migrations / "retired" / revision / name
+        return retired if retired.exists() else self.sql / name
+
+    def read(self, revision: str, name: str) -> str:
+        """The text that this revision installs under this name."""
+        return self.path(revision, name).read_text(encoding="utf-8")
+
+
+@cache
+def source() -> Source:
+    """The files of this package: inside a wheel, else beside it in the checkout."""
+    package = Path(__file__).resolve().parent
+    places = (package / "_migrations", package.parent / "migrations")
+    for place in places:
+        found = Source(place)
+        if (found.migrations / "env.py").is_file() and (found.sql / "install.sql").is_file():
+            return found
+    raise ReaperError(
+        f"the SQL of pgreaper is missing: neither {places[0]} nor {places[1]} holds it",
+        hint="Reinstall the package; a build has left out its data files.",
+    )
+
+
+_TOKEN = re.compile(
+    r"""--[^\n]*
+      | /\*.*?\*/
+      | '(?:[^']|'')*'
+      | "(?:[^"]|"")*"
+      | (?P<tag>\$(?:[A-Za-z_]\w*)?\$) .*? (?P=tag)
+      | ;""",
+    re.DOTALL | re.VERBOSE,
+)
+_COMMENT = re.compile(r"\s*(?:--[^\n]*(?:\n|$)\s*)*")
+_CREATES = re.compile(
+    r"create (?:or replace )?(table|view|type|domain|sequence|function|procedure) (pgreaper\.(\w+))"
+)
+
+
+def statements(text: str) -> Iterator[str]:
+    """
+    One statement at a time, unchanged except for the comments before it.
+
+    Drivers that prepare every statement (asyncpg) refuse more than one at once.
+    """
+    start = 0
+    for token in _TOKEN.finditer(text):
+        if token[0] == ";":
+            yield _COMMENT.sub("", text[start : token.end()], count=1)
+            start = token.end()
+    rest = _COMMENT.sub("", text[start:], count=1)
+    if rest:
+        yield rest
+
+
+def objects(text: str) -> Iterator[tuple[str, str, str]]:
+    """What a file of ``sql/`` creates: kind, name, and the statement."""
+    for statement in statements(text):
+        if found := _CREATES.match(statement):
+            yield found[1], found[3], statement
+
+
+# --------------------------------------------------------------------------
+# One transaction around Alembic
+
+LOCK_TIMEOUT = "2s"
+"""How long a step of DDL waits for a lock before it gives up and changes nothing."""
+
+# Two statements on purpose: the second sees that the settings of the first have
+# survived it, which they do in a transaction only.  The number is the advisory
+# lock that installs take turns on: the letters "pgreaper" as a bigint.
+_OPENING = """\
+do $opening$
+begin
+  perform set_config('pgreaper.lock_timeout', current_setting('lock_timeout'), true),
+          set_config('pgreaper.search_path', current_setting('search_path'), true),
+          set_config('pgreaper.client_min_messages', current_setting('client_min_messages'), true);
+
+  perform set_config('lock_timeout', '1min', true);
+  perform pg_advisory_xact_lock(8099568234601145714);
+
+  perform set_config('lock_timeout', '2s', true),
+          set_config('search_path', '', true),
+          set_config('client_min_messages', 'warning', true);
+end
+$opening$;
+
+do $opening$
+begin
+  if coalesce(current_setting('pgreaper.lock_timeout', true), '') = '' then
+    raise exception 'pgreaper is installed and removed inside one transaction only'
+      using errcode = 'no_active_sql_transaction',
+            hint = 'Run the script with psql -1, or take the call out of autocommit.';
+  end if;
+end
+$opening$;
+"""
+
+_CLOSING = """\
+do $closing$
+begin
+  perform set_config('lock_timeout', current_setting('pgreaper.lock_timeout'), true),
+          set_config('search_path', current_setting('pgreaper.search_path'), true),
+          set_config('client_min_messages', current_setting('pgreaper.client_min_messages'), true);
+end
+$closing$;
+"""
+
+# Before Alembic's first write, because its version table lives in this schema.
+_ARRIVE = """\
+do $arrive$
+declare
+  v_revision text;
+begin
+  if current_setting('server_version_num')::integer < 150000 then
+    raise exception 'pgreaper needs PostgreSQL 15 or newer, this is %', current_setting('server_version')
+      using errcode = 'feature_not_supported';
+  end if;
+
+  if to_regclass('pgreaper.schema_version') is not null then
+    select v.version_num into v_revision from pgreaper.schema_version as v;
+    raise exception 'pgreaper is installed already (revision %)', coalesce(v_revision, 'unknown')
+      using errcode = 'duplicate_schema',
+            hint = 'Nothing was changed. "pgreaper install --check" compares it with the files.';
+  end if;
+
+  if to_regnamespace('pgreaper') is not null then
+    raise exception 'schema pgreaper exists already, and not from an installation of pgreaper'
+      using errcode = 'duplicate_schema',
+            hint = 'Nothing was changed. If it may go: drop schema pgreaper cascade.';
+  end if;
+end
+$arrive$;
+
+create schema pgreaper;
+"""
+
+# After Alembic's last write.  No cascade: an object of the user's that was put
+# into our schema stops this, with its name, and the transaction goes back.
+_LEAVE = """\
+drop table pgreaper.schema_version;
+
+drop schema pgreaper;
+"""
+
+
+# Only in a text for psql: Alembic itself reads the revision when it is online.
+_EXPECT = """\
+do $expect$
+declare
+  v_revision text;
+begin
+  if to_regclass('pgreaper.schema_version') is not null then
+    select v.version_num into v_revision from pgreaper.schema_version as v;
+  end if;
+
+  if v_revision is distinct from '{revision}' then
+    raise exception 'this script starts from revision {revision} of pgreaper, the database has %',
+                    coalesce(v_revision, 'none')
+      using errcode = 'object_not_in_prerequisite_state', hint = 'Nothing was changed.';
+  end if;
+end
+$expect$;
+"""
+
+
+def execute(op: Operations, text: str) -> None:
+    """
+    Send SQL to the database as it is written, or print it.
+
+    ``op.execute(text)`` would take ``:name`` in a function body for a parameter
+    and double every ``%`` of an offline script.  ``no_parameters`` is given per
+    statement: ``execution_options()`` would change the host's connection for good.
+    """
+    context = op.get_context()
+    if context.as_sql:
+        context.impl.static_output(text.rstrip("\n"))
+        return
+    connection = op.get_bind()
+    for statement in statements(text):
+        connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+
+
+def apply(op: Operations, revision: str, files: Iterable[str]) -> None:
+    """Install these files of ``sql/``, each as this revision knows it."""
+    for name in files:
+        execute(op, _source(op).read(revision, name))
+
+
+def drop(op: Operations, revision: str, files: Sequence[str]) -> None:
+    """
+    Drop what :func:`apply` created from these files, last first, nothing else.
+
+    Without ``cascade``, so Postgres itself refuses while an object of the
+    user's depends on one of ours.
+    """
+    for name in reversed(files):
+        for kind, created, _ in reversed(list(objects(_source(op).read(revision, name)))):
+            execute(op, f"drop {kind} pgreaper.{created};")
+
+
+def _source(op: Operations) -> Source:
+    scripts = op.get_context().script
+    return Source(Path(scripts.dir)) if scripts else source()
+
+
+def _leave_at_base(*, ctx: MigrationContext, heads: set[str], **_: object) -> None:
+    if not heads:
+        execute(Operations(ctx), _LEAVE)
+
+
+OPTIONS: dict[str, Any] = {
+    "version_table": "schema_version",
+    "version_table_schema": "pgreaper",
+    "on_version_apply": (_leave_at_base,),
+}
+"""What every Alembic context of pgreaper is configured with."""
+
+
+def run(context: MigrationContext) -> str | None:
+    """
+    Run the steps of a configured Alembic context, beside other installs and inside the caller's transaction.
+
+    Returns the revision that was found once the lock was there.  The revisions get
+    their operations as an argument: Alembic's global ``op`` may be in use by the
+    host's revision that called us.
+    """
+    if context.opts.get("dont_mutate"):  # `alembic current`, `alembic check`
+        context.run_migrations()
+        return context.get_current_revision()
+
+    op = Operations(context)
+    execute(op, _OPENING)
+    before = context.get_current_revision()
+    if before is None:
+        execute(op, _ARRIVE)
+    elif context.as_sql:
+        execute(op, _EXPECT.format(revision=before))
+    try:
+        context.run_migrations(op=op)
+    except CommandError as error:
+        raise VersionMismatch(
+            f"revision {before} of pgreaper is installed, and this version of the package does not know it",
+            hint="Use the version that installed it, or a newer one.",
+        ) from error
+    if before is None and not context.as_sql and context.get_current_revision() is None:
+        execute(op, _LEAVE)
+    execute(op, _CLOSING)
+    return before
+
+
+def upgrade_steps(scripts: ScriptDirectory, to: str) -> Callable[..., Iterable[Any]]:
+    """Alembic's work function for an upgrade: nothing when the database is there or beyond."""
+
+    def steps(heads: tuple[str, ...], _context: object) -> Iterable[Any]:
+        target = scripts.get_revision(to)
+        if target and any(target.revision in _ancestry(scripts, head) for head in heads):
+            return []
+        return scripts._upgrade_revs(to, heads)  # type: ignore[arg-type]  # noqa: SLF001 - as in Alembic's cookbook
+
+    return steps
+
+
+def downgrade_steps(scripts: ScriptDirectory, to: str) -> Callable[..., Iterable[Any]]:
+    """Alembic's work function for a downgrade."""
+
+    def steps(heads: tuple[str, ...], _context: object) -> Iterable[Any]:
+        return scripts._downgrade_revs(to, heads)  # type: ignore[arg-type]  # noqa: SLF001 - as in Alembic's cookbook
+
+    return steps
+
+
+def _ancestry(scripts: ScriptDirectory, head: str) -> set[str]:
+    return {step.revision for step in scripts.iterate_revisions(head, "base")}
+
+
+# --------------------------------------------------------------------------
+# Install, uninstall
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an install or uninstall found and left: revisions, None for not installed."""
+
+    before: str | None
+    after: str | None
+
+    @property
+    def changed(self) -> bool:
+        """False when everything was as asked for already."""
+        return self.before != self.after
+
+
+def install(database: Database = None, *, to: str = "head") -> Change:
+    """
+    Install pgreaper, or upgrade it to this package's revision.
+
+    Does nothing when it is there already.  Racing calls take turns; the first one
+    installs.  A SQLAlchemy connection is used inside its transaction, which the
+    caller commits.
+
+    Raises Refused when schema ``pgreaper`` exists and is somebody else's,
+    VersionMismatch when the database is newer than the package, DatabaseBusy when
+    a lock did not come in time.
+    """
+    scripts = source().scripts
+    with transaction(database) as connection:
+        context = _configure(scripts, upgrade_steps(scripts, to), connection=connection)
+        before = run(context)
+        return Change(before, context.get_current_revision())
+
+
+def install_sql() -> str:
+    """The same as text for ``psql``: installs everything or, over an installation, fails before a change."""
+    scripts = source().scripts
+    return _script(scripts, upgrade_steps(scripts, "head"), start=None)
+
+
+def uninstall(database: Database = None, *, force: bool = False) -> Change:
+    """
+    Remove the schema and leave the catalog as it was before.
+
+    ``force``: also with dead letters or active leases; what they say is lost.
+
+    Raises Refused while there are some, or while an object of the user's depends
+    on one of ours.
+    """
+    scripts = source().scripts
+    with transaction(database) as connection:
+        context = _configure(
+            scripts, downgrade_steps(scripts, "base"), connection=connection, pgreaper_force=force
+        )
+        if context.get_current_revision() is None:
+            return Change(None, None)
+        return Change(run(context), context.get_current_revision())
+
+
+def uninstall_sql(*, force: bool = False) -> str:
+    """The same as text for ``psql``, for a database at this package's revision."""
+    scripts = source().scripts
+    return _script(
+        scripts, downgrade_steps(scripts, "base"), start=scripts.get_current_head(), pgreaper_force=force
+    )
+
+
+def _configure(
+    scripts: ScriptDirectory,
+    steps: Callable[..., Iterable[Any]],
+    *,
+    connection: Connection | None = None,
+    **options: object,
+) -> MigrationContext:
+    return MigrationContext.configure(
+        connection=connection,
+        dialect_name=None if connection else "postgresql+psycopg",
+        opts={**OPTIONS, "script": scripts, "fn": steps, **options},
+    )
+
+
+def _script(
+    scripts: ScriptDirectory, steps: Callable[..., Iterable[Any]], *, start: str | None, **options: object
+) -> str:
+    text = io.StringIO()
+    context = _configure(
+        scripts, steps, as_sql=True, output_buffer=text, starting_rev=start, **options
+    )
+    text.write(f"-- pgreaper {__version__}: psql --set ON_ERROR_STOP=1 --file THIS\n\n")
+    with context.begin_transaction():
+        # A database may default to a stricter level, whose snapshot would be older than the lock.
+        context.impl.static_output("set transaction isolation level read committed;")
+        run(context)
+    return text.getvalue()
+
+
+@contextmanager
+def transaction(database: Database = None) -> Iterator[Connection]:
+    """
+    A SQLAlchemy connection in a transaction that is committed at the end.
+
+    A connection that is given stays the caller's: nothing is committed, and its
+    errors arrive as they are.  Everything else speaks pgreaper's errors.
+    """
+    if isinstance(database, Connection):
+        yield database
+        return
+    engine = database if isinstance(database, Engine) else _engine(database)
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except DBAPIError as error:
+        if isinstance(error.orig, psycopg.Error):
+            raise _translate(error.orig) from error
+        raise
+
+
+def _engine(url: str | None) -> Engine:
+    # The URL stays with libpq: SQLAlchemy never sees it, so no repr of its shows a password.
+    opened = partial(connect, resolve(url), name="pgreaper/install")
+    return create_engine(
+        "postgresql+psycopg://",
+        creator=opened,
+        poolclass=NullPool,
+        isolation_level="READ COMMITTED",
+        use_native_hstore=False,
+    )
+
+
+_REFUSALS: Final = {
+    "42P06": "",  # duplicate_schema: _ARRIVE
+    "55000": "",  # object_not_in_prerequisite_state: _EXPECT
+    "55006": "",  # object_in_use: a revision that will not throw unfinished work away
+    "0A000": "",  # feature_not_supported: _ARRIVE
+    "2BP01": "Drop it, or move it elsewhere, and try again. Nothing was changed.",
+}
+
+
+def _translate(error: psycopg.Error) -> ReaperError:
+    state, diag = error.sqlstate, error.diag
+    if state not in _REFUSALS:
+        return translate(error)
+    message = diag.message_primary or state
+    if state == "2BP01" and diag.message_detail:
+        # "view public.mine depends on view pgreaper.status": the line that names theirs.
+        message = f"pgreaper stays installed: {'; '.join(diag.message_detail.splitlines())}"
+    return Refused(message, hint=diag.message_hint if state != "2BP01" else _REFUSALS[state], sqlstate=state, original=error)
+
+
+# --------------------------------------------------------------------------
+# Check
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An object that is not as the files say: missing, changed, unexpected or broken."""
+
+    object: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What is installed, against what this package installs."""
+
+    revision: str | None
+    expected: str
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def installed(self) -> bool:
+        """Whether any revision is installed."""
+        return self.revision is not None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the database is exactly what this package installs."""
+        return self.revision == self.expected and not self.differences
+
+
+# One row per routine and view of a schema: what it is called, and everything
+# that makes it behave as it does.
+_DEFINITIONS = """\
+select format('%s %s(%s)',
+              case p.prokind when 'p' then 'procedure' else 'function' end,
+              p.proname,
+              pg_catalog.pg_get_function_identity_arguments(p.oid)),
+       pg_catalog.jsonb_build_array(
+         p.prosrc, l.lanname, p.provolatile, p.prosecdef, p.proisstrict, p.proparallel, p.proleakproof,
+         p.procost, p.prorows, p.proconfig,
+         pg_catalog.pg_get_function_arguments(p.oid), pg_catalog.pg_get_function_result(p.oid))::text
+  from pg_catalog.pg_proc as p
+  join pg_catalog.pg_language as l on l.oid = p.prolang
+ where p.pronamespace = {schema}
+union all
+select format('view %s', c.relname),
+       pg_catalog.jsonb_build_array(
+         pg_catalog.pg_get_viewdef(c.oid), c.reloptions,
+         (select pg_catalog.jsonb_agg(
+                   pg_catalog.jsonb_build_array(a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod))
+                   order by a.attnum)
+            from pg_catalog.pg_attribute as a
+           where a.attrelid = c.oid and a.attnum > 0))::text
+  from pg_catalog.pg_class as c
+ where c.relnamespace = {schema}
+   and c.relkind = 'v'
+"""
+_INSTALLED = _DEFINITIONS.format(schema="'pgreaper'::pg_catalog.regnamespace")
+_FROM_FILES = _DEFINITIONS.format(schema="pg_catalog.pg_my_temp_schema()")
+_TEMPORARY = {"function": "create function pg_temp.", "procedure": "create procedure pg_temp.", "view": "create temporary view "}
+
+
+def check(database: Database = None) -> Check:
+    """
+    Compare the database with the files: its revision, then every function and view.
+
+    The files' objects are created as temporary ones, read back from the catalog as
+    Postgres understood them, and rolled away.  Nothing stays, but it takes a node
+    that can be written and the right to create temporary objects.
+    """
+    scripts = source().scripts
+    expected = scripts.get_current_head()
+    assert expected is not None
+    with transaction(database) as connection:
+        context = _configure(scripts, upgrade_steps(scripts, "head"), connection=connection)
+        revision = context.get_current_revision()
+        if revision != expected:
+            return Check(revision, expected)
+        return Check(revision, expected, tuple(_differences(connection)))
+
+
+def _differences(connection: Connection) -> Iterator[Difference]:
+    savepoint = connection.begin_nested()
+    try:
+        connection.exec_driver_sql("set local search_path = ''")
+        connection.exec_driver_sql(f"set local lock_timeout = '{LOCK_TIMEOUT}'")
+        broken = list(_create_temporary(connection))
+        there = _definitions(connection, _INSTALLED)
+        wanted = _definitions(connection, _FROM_FILES)
+    finally:
+        savepoint.rollback()
+    yield from broken
+    for name in sorted(there.keys() | wanted.keys()):
+        if name not in there:
+            yield Difference(name, "missing")
+        elif name not in wanted:
+            if not any(name.split("(")[0] == lost.object for lost in broken):
+                yield Difference(name, "unexpected")
+        elif there[name] != wanted[name]:
+            yield Difference(name, "changed")
+
+
+def _create_temporary(connection: Connection) -> Iterator[Difference]:
+    files = source()
+    for name in files.manifest():
+        for kind, created, statement in objects((files.sql / name).read_text(encoding="utf-8")):
+            if kind not in _TEMPORARY:
+                continue
+            temporary = _CREATES.sub(lambda _, k=kind, c=created: _TEMPORARY[k] + c, statement, count=1)
+            try:
+                with connection.begin_nested():
+                    connection.exec_driver_sql(temporary, execution_options={"no_parameters": True})
+            except DBAPIError as error:
+                if not isinstance(error.orig, psycopg.Error) or error.orig.sqlstate in {"42501", "25006"}:
+                    raise
+                yield Difference(f"{kind} {created}", "broken")
+
+
+def _definitions(connection: Connection, query: str) -> dict[str, str]:
+    return {
+        name: definition
+        for name, definition in connection.exec_driver_sql(query, execution_options={"no_parameters": True})
+    }
