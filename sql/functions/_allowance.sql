@@ -1,0 +1,23 @@
+-- _allowance: how many holds the policy's rate limit lets go now; NULL: no limit.
+--
+-- A token bucket that holds one second's worth, and never less than one hold.
+create function pgreaper._allowance(
+  policy pgreaper.policies,
+  clock timestamptz,
+  rate_tokens double precision,
+  rate_at timestamptz
+)
+returns double precision
+language sql
+immutable
+security invoker
+as $function$
+  select least(greatest(policy.rate_limit, 1),
+               coalesce(_allowance.rate_tokens
+                        + policy.rate_limit * greatest(0, extract(epoch from _allowance.clock - _allowance.rate_at)::double precision),
+                        greatest(policy.rate_limit, 1)))
+   where policy.rate_limit is not null;
+$function$;
+
+comment on function pgreaper._allowance(pgreaper.policies, timestamptz, double precision, timestamptz) is
+'Holds that the rate limit lets go now; NULL without a limit.';

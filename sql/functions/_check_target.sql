@@ -1,0 +1,48 @@
+-- _check_target: whether a relation can be a target, and the caller may make it one.
+--
+-- Raises
+--   RP003  another kind of relation, a view that cannot be updated, a parent of inherited
+--          tables, a table under row level security, or not the caller's own.
+create function pgreaper._check_target(class pg_catalog.pg_class)
+returns void
+language plpgsql
+stable
+security invoker
+as $function$
+declare
+  v_name constant text := class.oid::regclass::text;
+begin
+  if class.relkind not in ('r', 'p', 'v') then
+    raise exception '% is a %, and only a table or a simple view can hold holds', v_name,
+      case class.relkind when 'm' then 'materialized view' when 'f' then 'foreign table' when 'i' then 'index' when 'I' then 'index'
+                         when 'S' then 'sequence' when 'c' then 'composite type' else 'relation of another kind' end
+      using errcode = 'RP003', hint = 'Register the table behind it.';
+  elsif class.relpersistence = 't' then
+    raise exception '% is a temporary table', v_name
+      using errcode = 'RP003', hint = 'No other session can see its rows; register a permanent table.';
+  elsif class.relnamespace = 'pgreaper'::regnamespace or class.relnamespace = 'pg_catalog'::regnamespace
+    or class.relnamespace = 'information_schema'::regnamespace then
+    raise exception '% belongs to the system', v_name using errcode = 'RP003', hint = 'Register a table of your own.';
+  elsif class.relkind = 'v' and pg_relation_is_updatable(class.oid, false) & (1 << 2) = 0 then
+    raise exception 'view % cannot be updated', v_name
+      using errcode = 'RP003',
+            hint = 'A target view selects from one table, without join, group by, distinct, limit or union; conditions on other tables go into WHERE EXISTS.';
+  elsif class.relkind = 'v' and (class.reloptions::text ~ 'check_option') then
+    raise exception 'view % has a check option, which would refuse the transition out of it', v_name
+      using errcode = 'RP003', hint = 'Create it without WITH CHECK OPTION.';
+  elsif class.relkind = 'r' and exists (select from pg_catalog.pg_inherits as i where i.inhparent = class.oid) then
+    raise exception '% has child tables, whose keys are not unique together with its own', v_name
+      using errcode = 'RP003', hint = 'Register each table of the inheritance tree, or use a partitioned table.';
+  elsif row_security_active(class.oid) then
+    raise exception 'row level security of % would hide holds from role %', v_name, quote_ident(current_user)
+      using errcode = 'RP003',
+            hint = 'Register and run as a role with BYPASSRLS, or as the owner of a table that is not under FORCE ROW LEVEL SECURITY.';
+  elsif not pg_has_role(class.relowner, 'USAGE') then
+    raise exception 'role % does not own %', quote_ident(current_user), v_name
+      using errcode = 'RP003',
+            hint = 'A policy makes other roles write to the table: let its owner register it.';
+  end if;
+end;
+$function$;
+
+comment on function pgreaper._check_target(pg_catalog.pg_class) is 'RP003 unless the relation can be a target and the caller may make it one.';

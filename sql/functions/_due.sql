@@ -1,0 +1,92 @@
+-- _due: the next due holds that nobody has and that have not failed.
+--
+-- Reads in the order of the deadlines from `start` on (NULL: from the first), without
+-- locking or writing a row.  The ordered scan knows only state and deadline and has a
+-- limit; its result is materialized and filtered afterwards.  With the leased keys in
+-- its own WHERE the planner's estimate collapses and it sorts the whole backlog instead.
+--
+-- Promises
+--   * Oldest deadline first; at most `wanted` holds.
+--   * Fewer than `wanted` only when no further hold is due from `start` on.
+create function pgreaper._due(
+  policy pgreaper.policies,
+  target pgreaper._target,
+  clock timestamptz,
+  start timestamptz,
+  wanted integer
+)
+returns pgreaper._batch
+language plpgsql
+volatile
+security invoker
+as $function$
+declare
+  v_cutoff constant timestamptz := _due.clock - policy.grace;
+  v_from timestamptz := _due.start;
+  v_taken text[];
+  v_failed boolean;
+  v_limit integer;
+  v_scanned integer;
+  v_last timestamptz;
+  v_page pgreaper._batch;
+  v_batch pgreaper._batch := row('{}'::text[], '{}'::timestamptz[], '{}'::tid[], 1)::pgreaper._batch;
+begin
+  -- A lease that lapsed counts until it is taken back, when its attempt is in the books.
+  v_taken := array(
+    select k.key
+      from pgreaper.claims as c
+     cross join lateral unnest(c.keys, c.deadlines) as k (key, deadline)
+     where c.policy_id = policy.policy_id
+       and c.finished_at is null
+       and (v_from is null or (c.last_deadline >= v_from and k.deadline >= v_from))
+  );
+  v_failed := exists (
+    select from pgreaper.failures as f
+     where f.policy_id = policy.policy_id
+       and (v_from is null or f.deadline >= v_from)
+  );
+  v_limit := _due.wanted + cardinality(v_taken);
+
+  loop
+    execute format(
+      'with scanned as materialized ('
+      '  select %1$s as key, %2$s as deadline, %3$s as hint'
+      '    from %4$s as h'
+      '   where %5$s and %6$s%7$s'
+      '   order by %8$s'
+      '   limit $4'
+      ')'
+      ' select array_agg(f.key), array_agg(f.deadline), array_agg(f.hint),'
+      '        (select count(*) from scanned), (select max(s.deadline) from scanned as s)'
+      '   from (select s.* from scanned as s where true%9$s%10$s order by s.deadline limit $5) as f',
+      target.key, target.deadline, case when target.plain then 'h.ctid' else 'null::tid' end,
+      target.relation, target.held, target.due,
+      case when v_from is not null then ' and ' || target.beyond end,
+      target.deadline_order,
+      case when cardinality(v_taken) > 0
+           then ' and not exists (select from unnest($3) as t (key) where t.key = s.key)' end,
+      case when v_failed
+           then ' and not exists (select from pgreaper.failures as x'
+                ' where x.policy_id = $6 and x.key = s.key and x.deadline = s.deadline)' end)
+       into v_page.keys, v_page.deadlines, v_page.hints, v_scanned, v_last
+      using v_cutoff, v_from, v_taken, v_limit, _due.wanted - cardinality(v_batch.keys), policy.policy_id;
+
+    v_batch.keys := v_batch.keys || v_page.keys;
+    v_batch.deadlines := v_batch.deadlines || v_page.deadlines;
+    v_batch.hints := v_batch.hints || v_page.hints;
+
+    exit when cardinality(v_batch.keys) >= _due.wanted or v_scanned < v_limit;
+
+    -- A full page, but too much of it was taken: read on.  What shares the last
+    -- deadline is read again; when a whole page shares it, only a larger page helps.
+    v_limit := v_limit * case when v_last = v_from then 4 else 2 end;
+    v_from := v_last;
+    v_taken := v_taken || v_page.keys;
+  end loop;
+
+  return v_batch;
+end;
+$function$;
+
+comment on function pgreaper._due(pgreaper.policies, pgreaper._target, timestamptz, timestamptz, integer) is
+'The next due holds that nobody has and that have not failed; locks and writes nothing.';

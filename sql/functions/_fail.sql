@@ -1,0 +1,62 @@
+-- _fail: charge one failed attempt to each of these holds, and decide.
+--
+-- Transient failures are retried at least(cap, base * 2^attempts) plus up to half of
+-- it, until max_attempts; anything else is a dead letter after permanent_attempts.
+-- A failure of an earlier incarnation (another deadline) is replaced.
+--
+-- Promises
+--   * Attempts of an incarnation never go down.
+--   * Stores keys, deadlines, class, SQLSTATE and constraint name; no message, no value.
+create function pgreaper._fail(
+  policy pgreaper.policies,
+  clock timestamptz,
+  keys text[],
+  deadlines timestamptz[],
+  token uuid,
+  worker text,
+  transient boolean,
+  error_class text,
+  sqlstate text default null,
+  constraint_name text default null
+)
+returns setof pgreaper.hold_outcome
+language plpgsql
+volatile
+security invoker
+as $function$
+declare
+  v_budget constant integer := case when _fail.transient then policy.max_attempts else policy.permanent_attempts end;
+begin
+  return query
+    with failed as (
+      insert into pgreaper.failures as f
+        (policy_id, key, deadline, attempts, first_seen_at, failed_at, not_before, error_class, sqlstate, constraint_name)
+      select policy.policy_id, k.key, k.deadline, 1, _fail.clock, _fail.clock,
+             pgreaper._not_before(policy, _fail.clock, 1, v_budget),
+             _fail.error_class, _fail.sqlstate, _fail.constraint_name
+        from unnest(_fail.keys, _fail.deadlines) as k (key, deadline)
+       order by k.key
+      on conflict (policy_id, key) do update
+         set deadline = excluded.deadline,
+             attempts = case when f.deadline = excluded.deadline then f.attempts + 1 else 1 end,
+             first_seen_at = case when f.deadline = excluded.deadline then f.first_seen_at else excluded.first_seen_at end,
+             failed_at = excluded.failed_at,
+             not_before = pgreaper._not_before(policy, _fail.clock,
+               case when f.deadline = excluded.deadline then f.attempts + 1 else 1 end, v_budget),
+             error_class = excluded.error_class,
+             sqlstate = excluded.sqlstate,
+             constraint_name = excluded.constraint_name
+      returning f.key, f.deadline, f.attempts, case when f.not_before = 'infinity' then 'dead-letter' else 'retry' end as kind
+    ), recorded as (
+      insert into pgreaper.events
+        (policy_id, key, deadline, kind, worker, token, at, attempts, error_class, sqlstate, constraint_name)
+      select policy.policy_id, f.key, f.deadline, f.kind, _fail.worker, _fail.token, _fail.clock, f.attempts,
+             _fail.error_class, _fail.sqlstate, _fail.constraint_name
+        from failed as f
+    )
+    select f.key, f.kind, null::text from failed as f;
+end;
+$function$;
+
+comment on function pgreaper._fail(pgreaper.policies, timestamptz, text[], timestamptz[], uuid, text, boolean, text, text, text) is
+'Charge one failed attempt to each hold: retry or dead letter.';

@@ -1,0 +1,59 @@
+-- _key_part: how one key column becomes text, and how the text becomes the column's type.
+--
+-- The text may not depend on TimeZone, DateStyle or any other setting, because
+-- one session writes it and another reads it.
+--
+-- Returns NULL for a type whose text has no such form.
+create function pgreaper._key_part(
+  type_id oid,
+  type_modifier integer,
+  out encode text,
+  out decode text
+)
+language plpgsql
+stable
+security invoker
+as $function$
+declare
+  v_base oid := _key_part.type_id;
+  v_kind "char";
+  v_category "char";
+begin
+  -- A domain is spelled like its base type.
+  loop
+    select t.typtype, t.typcategory, case when t.typtype = 'd' then t.typbasetype else v_base end
+      into v_kind, v_category, v_base
+      from pg_catalog.pg_type as t
+     where t.oid = v_base;
+    exit when v_kind <> 'd';
+  end loop;
+
+  -- %1$s is the column or the text.
+  case
+    when v_base = 'timestamptz'::regtype then
+      encode := $$(to_jsonb(%1$s at time zone 'UTC') #>> '{}')$$;
+      decode := $$((%1$s)::timestamp at time zone 'UTC')$$;
+    when v_base in ('timestamp'::regtype, 'date'::regtype) then
+      encode := $$(to_jsonb(%1$s) #>> '{}')$$;
+      decode := '(%1$s)::' || format_type(v_base, null);
+    when v_base = 'numeric'::regtype then
+      encode := 'trim_scale(%1$s)::text';
+      decode := '(%1$s)::numeric';
+    when v_base = 'bytea'::regtype then
+      encode := $$('\x' || encode(%1$s, 'hex'))$$;
+      decode := '(%1$s)::bytea';
+    when v_base in ('real'::regtype, 'double precision'::regtype, 'money'::regtype, 'time'::regtype, 'timetz'::regtype,
+                    'interval'::regtype, 'json'::regtype, 'jsonb'::regtype, 'xml'::regtype)
+      or v_kind not in ('b', 'e') or v_category in ('A', 'G')
+      or v_base in (select r.oid from pg_catalog.pg_type as r where r.typname like 'reg%' and r.typcategory = 'N') then
+      encode := null;
+      decode := null;
+    else
+      encode := '%1$s::text';
+      decode := '(%1$s)::' || format_type(_key_part.type_id, _key_part.type_modifier);
+  end case;
+end;
+$function$;
+
+comment on function pgreaper._key_part(oid, integer) is
+'How a key column becomes text and back, free of any setting; NULL for a type that has no such form.';

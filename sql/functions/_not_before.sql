@@ -1,0 +1,25 @@
+-- _not_before: when a hold may be tried again after that many attempts; infinity: never by itself.
+--
+-- The exponent is capped before it is used: 2^attempts overflows long before an
+-- attempt counter does.  Jitter keeps holds that failed together from coming back together.
+create function pgreaper._not_before(
+  policy pgreaper.policies,
+  clock timestamptz,
+  attempts integer,
+  budget integer
+)
+returns timestamptz
+language sql
+volatile
+security invoker
+as $function$
+  select case
+    when _not_before.attempts >= _not_before.budget then 'infinity'::timestamptz
+    else _not_before.clock + make_interval(secs => (1 + random() / 2) * least(
+      extract(epoch from policy.backoff_cap)::double precision,
+      extract(epoch from policy.backoff_base)::double precision * 2::double precision ^ least(_not_before.attempts, 60)))
+  end;
+$function$;
+
+comment on function pgreaper._not_before(pgreaper.policies, timestamptz, integer, integer) is
+'When a hold may be tried again after that many attempts; infinity when its budget is spent.';

@@ -1,0 +1,81 @@
+-- _retries: failed holds whose time has come, of one attempt number.
+--
+-- The more often a hold was tried, the fewer go together: an eighth of the batch
+-- after the first attempt, an eighth of that after the second, down to one.  A batch
+-- that killed its worker is so split until the guilty hold is alone.
+--
+-- A failure whose hold was consumed, extended or deleted meanwhile is closed here.
+create function pgreaper._retries(
+  policy pgreaper.policies,
+  target pgreaper._target,
+  clock timestamptz,
+  wanted integer
+)
+returns pgreaper._batch
+language plpgsql
+volatile
+security invoker
+as $function$
+declare
+  v_attempts integer;
+  v_keys text[];
+  v_deadlines timestamptz[];
+  v_batch pgreaper._batch;
+begin
+  -- Ends: each turn either returns or closes at least one failure.
+  loop
+    select f.attempts into v_attempts
+      from pgreaper.failures as f
+     where f.policy_id = policy.policy_id
+       and f.not_before <= _retries.clock
+       and not exists (select from pgreaper.claims as c
+                        where c.policy_id = f.policy_id and c.finished_at is null and f.key = any (c.keys))
+     order by f.not_before
+     limit 1;
+
+    if not found then
+      return row('{}'::text[], '{}'::timestamptz[], '{}'::tid[], 1)::pgreaper._batch;
+    end if;
+
+    select array_agg(r.key), array_agg(r.deadline) into v_keys, v_deadlines
+      from (
+        select f.key, f.deadline
+          from pgreaper.failures as f
+         where f.policy_id = policy.policy_id
+           and f.not_before <= _retries.clock
+           and f.attempts = v_attempts
+           and not exists (select from pgreaper.claims as c
+                            where c.policy_id = f.policy_id and c.finished_at is null and f.key = any (c.keys))
+         order by f.not_before
+         limit greatest(1, _retries.wanted >> least(3 * v_attempts, 30))
+      ) as r;
+
+    execute format(
+      'select coalesce(array_agg(f.key order by f.deadline), ''{}''),'
+      '       coalesce(array_agg(f.deadline order by f.deadline), ''{}''),'
+      '       coalesce(array_agg(f.hint order by f.deadline), ''{}'')'
+      '  from (select %1$s as key, %2$s as deadline, %3$s as hint'
+      '          from %4$s as h where %5$s and %6$s and %7$s) as f'
+      '  join unnest($3, $2) as k (key, deadline) on k.key = f.key and k.deadline = f.deadline',
+      target.key, target.deadline, case when target.plain then 'h.ctid' else 'null::tid' end,
+      target.relation, target.matches, target.held, target.due)
+       into v_batch.keys, v_batch.deadlines, v_batch.hints
+      using _retries.clock - policy.grace, v_deadlines, v_keys;
+
+    delete from pgreaper.failures as f
+     using unnest(v_keys, v_deadlines) as k (key, deadline)
+     where f.policy_id = policy.policy_id
+       and f.key = k.key
+       and f.deadline = k.deadline
+       and f.key <> all (v_batch.keys);
+
+    if cardinality(v_batch.keys) > 0 then
+      v_batch.attempt := v_attempts + 1;
+      return v_batch;
+    end if;
+  end loop;
+end;
+$function$;
+
+comment on function pgreaper._retries(pgreaper.policies, pgreaper._target, timestamptz, integer) is
+'Failed holds of one attempt number whose time has come; closes failures whose hold moved on.';

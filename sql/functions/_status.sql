@@ -1,0 +1,120 @@
+-- _status: one policy's line of the view `status`.
+--
+-- Every figure is an index probe or a bounded count, and a target that is missing or
+-- locked costs its own line only.
+create function pgreaper._status(policy pgreaper.policies)
+returns table (
+  state text,
+  reason text,
+  due bigint,
+  due_capped boolean,
+  oldest_deadline timestamptz,
+  oldest_due interval,
+  leased bigint,
+  retrying bigint,
+  dead bigint,
+  expired bigint,
+  already_done bigint,
+  not_eligible bigint,
+  lateness_p50 interval,
+  lateness_p99 interval,
+  lateness_max interval,
+  finish_p50 interval,
+  finish_p99 interval,
+  last_success timestamptz
+)
+language plpgsql
+volatile
+security invoker
+set lock_timeout = '500ms'
+set jit = off
+as $function$
+declare
+  c_cap constant integer := 10000;
+  c_span constant interval := '5 minutes';
+  c_sample constant integer := 2000;
+  v_now constant timestamptz := pgreaper._clock();
+  v_batch pgreaper._batch;
+  v_counts bigint[];
+begin
+  state := case when policy.paused_at is not null then 'paused' else 'active' end;
+  reason := policy.pause_reason;
+
+  begin
+    v_batch := pgreaper._due(policy, pgreaper._target(policy), v_now, null, c_cap + 1);
+    due := least(c_cap, cardinality(v_batch.keys));
+    due_capped := cardinality(v_batch.keys) > c_cap;
+    oldest_deadline := (select min(d.deadline) from unnest(v_batch.deadlines) as d (deadline));
+    oldest_due := v_now - policy.grace - greatest(oldest_deadline, v_now - interval '100 years');
+  exception
+    when undefined_table or undefined_column or insufficient_privilege then
+      state := 'broken';
+      reason := sqlerrm;
+    when lock_not_available then
+      state := 'broken';
+      reason := format('%I.%I is locked by another session', policy.target_schema, policy.target_table);
+  end;
+
+  select coalesce(sum(c.holds), 0) into leased
+    from pgreaper.claims as c
+   where c.policy_id = policy.policy_id and c.finished_at is null and c.claim_until > v_now;
+
+  select count(*) into retrying
+    from (select from pgreaper.failures as f
+           where f.policy_id = policy.policy_id and f.not_before < 'infinity' limit c_cap) as f;
+  select count(*) into dead
+    from (select from pgreaper.failures as f
+           where f.policy_id = policy.policy_id and f.not_before = 'infinity' limit c_cap) as f;
+
+  expired := (select coalesce(sum(t.holds), 0) from pgreaper.transitions as t where t.policy_id = policy.policy_id)
+    + coalesce((select o.expired from pgreaper.totals as o where o.policy_id = policy.policy_id), 0);
+  already_done := (
+      select count(*) from pgreaper.events as e where e.policy_id = policy.policy_id and e.kind = 'already-done')
+    + coalesce((select o.already_done from pgreaper.totals as o where o.policy_id = policy.policy_id), 0);
+  not_eligible := (
+      select count(*) from pgreaper.events as e where e.policy_id = policy.policy_id and e.kind = 'not-eligible')
+    + coalesce((select o.not_eligible from pgreaper.totals as o where o.policy_id = policy.policy_id), 0);
+
+  select array_agg(s.holds order by s.bucket) into v_counts
+    from (
+      select l.bucket, sum(l.holds)::bigint as holds
+        from (
+          select t.lateness
+            from pgreaper.transitions as t
+           where t.policy_id = policy.policy_id and t.at >= v_now - c_span
+           order by t.at desc
+           limit c_sample
+        ) as t
+       cross join lateral unnest(t.lateness) with ordinality as l (holds, bucket)
+       group by l.bucket
+    ) as s;
+  lateness_p50 := pgreaper._quantile(v_counts, 0.5);
+  lateness_p99 := pgreaper._quantile(v_counts, 0.99);
+
+  select max(t.at - policy.grace - greatest(t.first_deadline, v_now - interval '100 years')) into lateness_max
+    from (
+      select t.at, t.first_deadline
+        from pgreaper.transitions as t
+       where t.policy_id = policy.policy_id and t.at >= v_now - c_span
+       order by t.at desc
+       limit c_sample
+    ) as t;
+
+  select percentile_cont(0.5) within group (order by c.took), percentile_cont(0.99) within group (order by c.took)
+    into finish_p50, finish_p99
+    from (
+      select c.finished_at - c.claimed_at as took
+        from pgreaper.claims as c
+       where c.policy_id = policy.policy_id and c.finished_at >= v_now - c_span and c.ending = 'expired'
+       order by c.finished_at desc
+       limit c_sample
+    ) as c;
+
+  select t.at into last_success
+    from pgreaper.transitions as t where t.policy_id = policy.policy_id order by t.at desc limit 1;
+
+  return next;
+end;
+$function$;
+
+comment on function pgreaper._status(pgreaper.policies) is 'One policy''s line of the view status.';

@@ -1,0 +1,92 @@
+-- _sweep_step: pick one batch of a policy and expire it, in one transaction.
+--
+-- Claim and transition fused: no lease is written, because the holds are locked from
+-- here to the commit.  Holds that a worker has leased are left to it.
+--
+-- A function of its own, because the procedure around it commits and may carry no SET.
+create function pgreaper._sweep_step(
+  policy text,
+  batch integer,
+  remaining bigint,
+  worker text,
+  run_start timestamptz,
+  start timestamptz
+)
+returns pgreaper._step
+language plpgsql
+volatile
+security invoker
+set lock_timeout = '500ms'
+set jit = off
+as $function$
+declare
+  v_policy constant pgreaper.policies := pgreaper._policy(_sweep_step.policy);
+  v_wanted integer := least(pgreaper._batch_size(v_policy, _sweep_step.batch), _sweep_step.remaining);
+  v_now constant timestamptz := pgreaper._clock();
+  v_target pgreaper._target;
+  v_lapsed boolean;
+  v_allowance double precision;
+  v_batch pgreaper._batch;
+  v_step pgreaper._step := row(0, 0, 0, 0, _sweep_step.start, false)::pgreaper._step;
+begin
+  perform pgreaper._require_writable();
+  if v_policy.paused_at is not null then
+    return v_step;
+  end if;
+
+  v_target := pgreaper._target(v_policy);
+  v_lapsed := exists (
+    select from pgreaper.claims as c
+     where c.policy_id = v_policy.policy_id and c.finished_at is null and c.claim_until <= v_now);
+  if v_lapsed then
+    perform from pgreaper.cursors as c where c.policy_id = v_policy.policy_id for update;
+    perform pgreaper._take_back(v_policy, v_target, v_now);
+  end if;
+
+  if v_policy.rate_limit is not null then
+    select pgreaper._allowance(v_policy, v_now, c.rate_tokens, c.rate_at) into v_allowance
+      from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
+    v_wanted := least(v_wanted, floor(v_allowance)::integer);
+    if v_wanted = 0 then
+      v_step.more := true;
+      return v_step;
+    end if;
+  end if;
+
+  -- Only failures whose time had come when the run began: none is tried twice in a run.
+  v_batch := pgreaper._retries(v_policy, v_target, _sweep_step.run_start, v_wanted);
+  if cardinality(v_batch.keys) = 0 then
+    v_batch := pgreaper._due(v_policy, v_target, v_now, _sweep_step.start, v_wanted);
+  end if;
+  v_step.taken := cardinality(v_batch.keys);
+  if v_step.taken = 0 then
+    return v_step;
+  end if;
+
+  select count(*) filter (where o.outcome = 'expired'),
+         count(*) filter (where o.outcome in ('retry', 'dead-letter')),
+         count(*) filter (where o.outcome = 'locked')
+    into v_step.expired, v_step.failed, v_step.locked
+    from pgreaper._transition(v_policy, v_target, v_now, null, _sweep_step.worker, v_batch) as o;
+
+  if v_policy.rate_limit is not null then
+    update pgreaper.cursors as c
+       set rate_tokens = pgreaper._allowance(v_policy, v_now, c.rate_tokens, c.rate_at) - v_step.taken,
+           rate_at = v_now
+     where c.policy_id = v_policy.policy_id;
+  end if;
+
+  if v_batch.attempt = 1 then
+    select max(d.deadline) into v_step.last_deadline from unnest(v_batch.deadlines) as d (deadline);
+    -- A step that found nothing but locked rows, and got no further, is the last.
+    v_step.more := v_step.locked < v_step.taken or v_step.last_deadline is distinct from _sweep_step.start;
+  else
+    v_step.more := true;
+  end if;
+
+  return v_step;
+end;
+$function$;
+
+comment on function pgreaper._sweep_step(text, integer, bigint, text, timestamptz, timestamptz) is
+'Pick one batch of a policy and expire it, in one transaction.';

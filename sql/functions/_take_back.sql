@@ -1,0 +1,59 @@
+-- _take_back: end the claims whose lease lapsed, and charge an attempt to what is still due.
+--
+-- A worker that died is not told from one that is slow: both lose the lease, and
+-- whoever comes late with the token is refused.  A server that restarted since
+-- the claim explains the silence, so then nobody is charged.
+--
+-- Locks claims in the order in which they lapsed and never waits for one.
+create function pgreaper._take_back(
+  policy pgreaper.policies,
+  target pgreaper._target,
+  clock timestamptz
+)
+returns void
+language plpgsql
+volatile
+security invoker
+as $function$
+declare
+  v_claim pgreaper.claims;
+  v_keys text[];
+  v_deadlines timestamptz[];
+begin
+  for v_claim in
+    select c.*
+      from pgreaper.claims as c
+     where c.policy_id = policy.policy_id
+       and c.finished_at is null
+       and c.claim_until <= _take_back.clock
+     order by c.claim_until
+     limit 20
+       for update skip locked
+  loop
+    execute format(
+      'select array_agg(f.key), array_agg(f.deadline)'
+      '  from (select %1$s as key, %2$s as deadline from %3$s as h where %4$s and %5$s and %6$s) as f'
+      '  join unnest($3, $2) as k (key, deadline) on k.key = f.key and k.deadline = f.deadline',
+      target.key, target.deadline, target.relation, target.matches, target.held, target.due)
+       into v_keys, v_deadlines
+      using _take_back.clock - policy.grace, v_claim.deadlines, v_claim.keys;
+
+    update pgreaper.claims as c
+       set finished_at = _take_back.clock, ending = 'taken-back', keys = null, deadlines = null, hints = null
+     where c.token = v_claim.token;
+
+    insert into pgreaper.events (policy_id, kind, worker, token, at, attempts)
+    values (policy.policy_id, 'taken-back', v_claim.worker, v_claim.token, _take_back.clock, v_claim.attempt);
+
+    if v_keys is not null and pg_postmaster_start_time() <= v_claim.claimed_at then
+      perform pgreaper._fail(policy, _take_back.clock, v_keys, v_deadlines, v_claim.token, v_claim.worker,
+        transient => true, error_class => 'LeaseExpired');
+    elsif v_keys is not null then
+      perform pgreaper._put_back(policy.policy_id, v_claim.first_deadline);
+    end if;
+  end loop;
+end;
+$function$;
+
+comment on function pgreaper._take_back(pgreaper.policies, pgreaper._target, timestamptz) is
+'End lapsed claims and charge an attempt to their holds that are still due.';

@@ -1,0 +1,168 @@
+-- _target: a policy's target as fragments of SQL.
+--
+-- The one place that knows how a hold is found, told from others and written.
+-- Built anew for each call from the catalog, so that a column whose type changes
+-- or a table that is swapped under its name needs no registering again.
+--
+-- States are literals without a type and take the column's own, so that a partial
+-- index `(deadline) where status = 'held'` is proven usable under any plan mode and
+-- an enum may live in a schema that nobody has on the search_path.
+--
+-- A deadline without a zone is compared with the clock converted to the zone, which
+-- keeps the index.  Where the clocks are put back that bound is an hour too high;
+-- so the exact instant is checked as well, inside a CASE because a far-future value
+-- has no instant and must not be asked for one.
+--
+-- Raises
+--   42P01, 42703  the target or one of its columns is gone.
+--   42501  row level security would hide rows from the current role.
+create function pgreaper._target(policy pgreaper.policies)
+returns pgreaper._target
+language plpgsql
+stable
+security invoker
+as $function$
+declare
+  v_name constant text := format('%I.%I', policy.target_schema, policy.target_table);
+  v_wanted constant text[] := policy.key_columns
+    || array_remove(array[policy.deadline_column, policy.status_column, policy.stamp_column], null);
+  v_found text[];
+  v_kind "char";
+  v_relation oid;
+  v_deadline_type oid;
+  v_stamp_type oid;
+  v_encode text[];
+  v_decode text[];
+  v_quoted text[];
+  v_simple boolean;
+  v_zone constant text := quote_literal(policy.zone);
+  v_column constant text := format('h.%I', policy.deadline_column);
+  v_bound text;
+  v_written text[];
+  v_target pgreaper._target;
+begin
+  select c.oid, c.relkind into v_relation, v_kind
+    from pg_catalog.pg_class as c
+   where c.relname = policy.target_table
+     and c.relnamespace = (select n.oid from pg_catalog.pg_namespace as n where n.nspname = policy.target_schema);
+
+  if not found then
+    raise undefined_table
+      using message = format('%s, the target of policy %I, does not exist', v_name, policy.name),
+            hint = 'Bring it back under that name, or withdraw the policy with reaper_unregister().';
+  end if;
+
+  select array_agg(a.attname),
+         max(a.atttypid) filter (where a.attname = policy.deadline_column),
+         max(a.atttypid) filter (where a.attname = policy.stamp_column),
+         array_agg(k.encode order by w.position) filter (where w.position <= cardinality(policy.key_columns)),
+         array_agg(k.decode order by w.position) filter (where w.position <= cardinality(policy.key_columns)),
+         array_agg(format('h.%I', a.attname) order by w.position) filter (where w.position <= cardinality(policy.key_columns))
+    into v_found, v_deadline_type, v_stamp_type, v_encode, v_decode, v_quoted
+    from unnest(v_wanted) with ordinality as w (name, position)
+    join pg_catalog.pg_attribute as a
+      on a.attrelid = v_relation and a.attname = w.name and a.attnum > 0 and not a.attisdropped
+   cross join lateral pgreaper._key_part(a.atttypid, a.atttypmod) as k;
+
+  if v_found is null or not v_found @> v_wanted then
+    raise undefined_column
+      using message = format('column %I of %s, used by policy %I, does not exist',
+              (select w.name from unnest(v_wanted) as w (name) where w.name <> all (coalesce(v_found, '{}')) limit 1),
+              v_name, policy.name),
+            hint = 'Bring it back, or register the policy again with the columns as they are now.';
+  end if;
+
+  if row_security_active(v_relation) then
+    raise insufficient_privilege
+      using message = format('row level security of %s would hide holds from role %I', v_name, current_user),
+            hint = 'Run as a role with BYPASSRLS, or as the owner of a table that is not under FORCE ROW LEVEL SECURITY.';
+  end if;
+
+  v_target.plain := v_kind = 'r';
+  -- ONLY: a child table has its own primary key, so the same key may live there.
+  v_target.relation := case when v_kind = 'r' then 'only ' else '' end || v_name;
+
+  -- Key.
+  if cardinality(v_quoted) = 1 then
+    v_simple := v_decode[1] like '(%1$s)::%';
+    v_target.key := format(v_encode[1], v_quoted[1]);
+    v_target.matches := case
+      when v_simple then format('%s = any ($3%s[])', v_quoted[1], substr(v_decode[1], length('(%1$s)') + 1))
+      else format('%s = any (array(select %s from unnest($3) as k (key)))', v_quoted[1], format(v_decode[1], 'k.key'))
+    end;
+  else
+    v_target.key := format('json_build_array(%s)::text',
+      (select string_agg(format(e.encode, v_quoted[e.position]), ', ' order by e.position)
+         from unnest(v_encode) with ordinality as e (encode, position)));
+    v_target.matches := format('(%s) in (select %s from unnest($3) as k (key))', array_to_string(v_quoted, ', '),
+      (select string_agg(format(d.decode, format('k.key::json ->> %s', d.position - 1)), ', ' order by d.position)
+         from unnest(v_decode) with ordinality as d (decode, position)));
+  end if;
+  v_target.key_columns := (
+    select string_agg(format('%s as k%s', q.name, q.position), ', ' order by q.position)
+      from unnest(v_quoted) with ordinality as q (name, position));
+  v_target.same_key := (
+    select string_agg(format('%s = l.k%s', q.name, q.position), ' and ' order by q.position)
+      from unnest(v_quoted) with ordinality as q (name, position));
+
+  -- Deadline.
+  v_target.deadline_order := v_column;
+  if v_deadline_type = 'timestamptz'::regtype then
+    v_target.deadline := v_column;
+    v_target.due := v_column || ' <= $1';
+    v_target.beyond := v_column || ' >= $2';
+    v_target.ahead := format('%1$s > $1 and %1$s <= $1 + interval ''1 year''', v_column);
+  elsif v_deadline_type = 'timestamp'::regtype then
+    v_bound := format('($1 at time zone %s)', v_zone);
+    v_target.deadline := format('(%s at time zone %s)', v_column, v_zone);
+    v_target.due := format('%1$s <= %2$s and case when %1$s <= %2$s then %3$s <= $1 end', v_column, v_bound, v_target.deadline);
+    v_target.beyond := format('%s >= ($2 at time zone %s)', v_column, v_zone);
+    v_target.ahead := format('%1$s > %2$s and %1$s <= %2$s + interval ''1 year''', v_column, v_bound);
+  else
+    v_bound := format('(($1 at time zone %s)::date - 1)', v_zone);
+    v_target.deadline := format('((%s + 1)::timestamp at time zone %s)', v_column, v_zone);
+    v_target.due := format('%1$s <= %2$s and case when %1$s <= %2$s then %3$s <= $1 end', v_column, v_bound, v_target.deadline);
+    v_target.beyond := format('%s >= (($2 at time zone %s)::date - 1)', v_column, v_zone);
+    v_target.ahead := format('%1$s > %2$s and %1$s <= %2$s + 366', v_column, v_bound);
+  end if;
+
+  -- State, and what the transition writes.
+  if policy.status_column is null then
+    v_target.held := format('h.%I is null', policy.stamp_column);
+    v_target.ended := format('h.%I is not null', policy.stamp_column);
+    v_target.state := format('case when h.%I is null then %L else %L end', policy.stamp_column, 'held', 'expired');
+  else
+    v_target.held := format('h.%I in (%s)', policy.status_column,
+      (select string_agg(quote_literal(s.state), ', ') from unnest(policy.held) as s (state)));
+    v_target.ended := format('h.%I = %L', policy.status_column, policy.expired);
+    v_target.state := format('h.%I::text', policy.status_column);
+    v_target.assignments := format('%I = %L', policy.status_column, policy.expired);
+  end if;
+  if policy.stamp_column is not null then
+    v_target.assignments := concat_ws(', ', v_target.assignments, format('%I = %s', policy.stamp_column,
+      case when v_stamp_type = 'timestamptz'::regtype then '$4'
+           else format('($4 at time zone %L)', coalesce(policy.stamp_zone, policy.zone)) end));
+  end if;
+  v_target.assignments := concat_ws(', ', v_target.assignments,
+    (select string_agg(format('%I = %s', s.key, quote_nullable(s.value)), ', ' order by s.key)
+       from jsonb_each_text(policy.set_values) as s));
+
+  -- A column of a unique index counts as part of the row's identity: changing it
+  -- needs the stronger lock, and would wait for those who hold a weaker one.
+  v_written := array_remove(array[policy.status_column, policy.stamp_column], null)
+    || array(select jsonb_object_keys(policy.set_values));
+  v_target.lock := case
+    when exists (
+      select from pg_catalog.pg_index as i
+        join pg_catalog.pg_attribute as a on a.attrelid = i.indrelid and a.attnum = any (i.indkey)
+       where i.indrelid = v_relation and i.indisunique and i.indpred is null and i.indexprs is null
+         and a.attname = any (v_written))
+      then 'for update of h skip locked'
+    else 'for no key update of h skip locked'
+  end;
+
+  return v_target;
+end;
+$function$;
+
+comment on function pgreaper._target(pgreaper.policies) is 'A policy''s target as fragments of SQL, built from the catalog.';

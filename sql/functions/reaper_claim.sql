@@ -1,0 +1,142 @@
+-- reaper_claim: lease the next due holds to one worker.
+--
+-- Takes, in this order: retries whose time has come (unless the last claim took
+-- some), else fresh holds from the policy's cursor on.  With `rescan` the search for
+-- fresh holds starts at the oldest deadline: that finds what became claimable behind
+-- the cursor, such as a hold that was locked or inserted late.  Leases that lapsed are
+-- taken back on the way, so recovery needs no job of its own.
+--
+-- Promises
+--   * Concurrent claims share no hold.
+--   * Nothing of the target is locked or written.
+--   * A pass that finds nothing writes nothing and takes no transaction id.
+--   * Lock order: the cursor's row first, then claims, then failures.
+--
+-- Raises
+--   RP002  no such policy.     RP004  not READ COMMITTED, or a read-only node.
+--   22023  a batch outside 1 to 10000.
+--   55P03  the cursor or the target stayed locked; nothing happened, try again.
+create function pgreaper.reaper_claim(
+  policy text,
+  batch integer default null,
+  worker text default null,
+  rescan boolean default false,
+  session boolean default false
+)
+returns setof pgreaper.leased_hold
+language plpgsql
+volatile
+security invoker
+set lock_timeout = '500ms'
+set jit = off
+as $function$
+declare
+  v_policy constant pgreaper.policies := pgreaper._policy(reaper_claim.policy);
+  v_wanted integer := pgreaper._batch_size(v_policy, reaper_claim.batch);
+  v_now constant timestamptz := pgreaper._clock();
+  v_target pgreaper._target;
+  v_cursor pgreaper.cursors;
+  v_locked pgreaper.cursors;
+  v_lapsed boolean;
+  v_retry boolean;
+  v_fresh pgreaper._batch;
+  v_batch pgreaper._batch;
+  v_first timestamptz;
+  v_last timestamptz;
+  v_token uuid;
+  v_until constant timestamptz := v_now + v_policy.lease;
+begin
+  perform pgreaper._require_writable();
+  if v_policy.paused_at is not null then
+    return;
+  end if;
+
+  -- The probe: reads only.
+  v_target := pgreaper._target(v_policy);
+  select c.* into v_cursor from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
+  v_lapsed := exists (
+    select from pgreaper.claims as c
+     where c.policy_id = v_policy.policy_id and c.finished_at is null and c.claim_until <= v_now);
+  v_retry := coalesce(pgreaper._retry_at(v_policy.policy_id) <= v_now, false);
+  v_fresh := pgreaper._due(v_policy, v_target, v_now, case when not reaper_claim.rescan then v_cursor.position end, v_wanted);
+  if cardinality(v_fresh.keys) = 0 and not v_lapsed and not v_retry then
+    return;
+  end if;
+
+  select c.* into v_locked from pgreaper.cursors as c where c.policy_id = v_policy.policy_id for update;
+
+  if v_lapsed then
+    perform pgreaper._take_back(v_policy, v_target, v_now);
+    select c.* into v_locked from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
+  end if;
+
+  if v_policy.max_claims <= (
+    select count(*) from pgreaper.claims as c where c.policy_id = v_policy.policy_id and c.finished_at is null
+  ) then
+    return;
+  end if;
+  v_wanted := least(v_wanted, floor(pgreaper._allowance(v_policy, v_now, v_locked.rate_tokens, v_locked.rate_at))::integer);
+  if v_wanted = 0 then
+    return;
+  end if;
+
+  -- Somebody claimed between the probe and the lock: read again, now that it is our turn.
+  if v_lapsed or v_locked.moves <> v_cursor.moves or cardinality(v_fresh.keys) > v_wanted then
+    v_fresh := pgreaper._due(v_policy, v_target, v_now, case when not reaper_claim.rescan then v_locked.position end, v_wanted);
+  end if;
+
+  v_batch := v_fresh;
+  if v_retry or v_lapsed then
+    if not v_locked.retried or cardinality(v_fresh.keys) = 0 then
+      v_batch := pgreaper._retries(v_policy, v_target, v_now, v_wanted);
+      if cardinality(v_batch.keys) = 0 then
+        v_batch := v_fresh;
+      end if;
+    end if;
+  end if;
+  if cardinality(v_batch.keys) = 0 then
+    return;
+  end if;
+
+  select min(d.deadline), max(d.deadline) into v_first, v_last from unnest(v_batch.deadlines) as d (deadline);
+
+  insert into pgreaper.claims
+    (policy_id, worker, session_pid, session_start, keys, deadlines, hints, first_deadline, last_deadline,
+     holds, attempt, claimed_at, claim_until)
+  values
+    (v_policy.policy_id, reaper_claim.worker,
+     case when reaper_claim.session then pg_backend_pid() end,
+     case when reaper_claim.session then
+       (select a.backend_start from pg_catalog.pg_stat_activity as a where a.pid = pg_backend_pid()) end,
+     v_batch.keys, v_batch.deadlines, v_batch.hints, v_first, v_last,
+     cardinality(v_batch.keys), v_batch.attempt, v_now, v_until)
+  returning claims.token into v_token;
+
+  update pgreaper.cursors as c
+     set position = case when v_batch.attempt = 1 then v_last else c.position end,
+         moves = c.moves + 1,
+         retried = v_batch.attempt > 1,
+         rate_tokens = pgreaper._allowance(v_policy, v_now, c.rate_tokens, c.rate_at) - cardinality(v_batch.keys),
+         rate_at = case when v_policy.rate_limit is not null then v_now end
+   where c.policy_id = v_policy.policy_id;
+
+  if cardinality(v_policy.payload_columns) = 0 then
+    return query
+      select v_token, b.key, b.deadline, v_batch.attempt, v_until, null::jsonb
+        from unnest(v_batch.keys, v_batch.deadlines) as b (key, deadline);
+  else
+    return query execute format(
+      'select $4::uuid, b.key, b.deadline, $5::integer, $1, f.payload'
+      '  from unnest($3, $2) with ordinality as b (key, deadline, position)'
+      '  left join (select %s as key, jsonb_build_object(%s) as payload from %s as h where %s) as f on f.key = b.key'
+      ' order by b.position',
+      v_target.key,
+      (select string_agg(format('%L, h.%I', c.name, c.name), ', ') from unnest(v_policy.payload_columns) as c (name)),
+      v_target.relation, v_target.matches)
+      using v_until, v_batch.deadlines, v_batch.keys, v_token, v_batch.attempt;
+  end if;
+end;
+$function$;
+
+comment on function pgreaper.reaper_claim(text, integer, text, boolean, boolean) is
+'Lease the next due holds of a policy to one worker; no rows: nothing to do.';

@@ -1,0 +1,95 @@
+-- reaper_expire: perform the transition of a claim's holds.
+--
+-- With `keys` NULL the whole claim is settled and ends; with keys only those are, and
+-- the claim goes on.  Called again with the token of a claim that ended so, as after a
+-- reply that got lost, it answers what is in the books.
+--
+-- Promises
+--   * The target's update, the trail and the end of the claim commit together.
+--   * A hold that was consumed, extended or deleted is left alone and reported.
+--   * Never waits for a row that somebody else has locked.
+--   * A token whose lease was taken back changes nothing.
+--
+-- Raises
+--   RP001  the lease was taken back or released, or there never was one.
+--   RP004  not READ COMMITTED, or a read-only node.
+--   22023  a key that the claim does not hold.
+create function pgreaper.reaper_expire(
+  token uuid,
+  keys text[] default null
+)
+returns setof pgreaper.hold_outcome
+language plpgsql
+volatile
+security invoker
+set lock_timeout = '500ms'
+set jit = off
+as $function$
+declare
+  v_claim pgreaper.claims;
+  v_policy pgreaper.policies;
+  v_now timestamptz;
+  v_stranger text;
+  v_done text[];
+  v_batch pgreaper._batch;
+  v_outcomes pgreaper.hold_outcome[] := '{}';
+begin
+  perform pgreaper._require_writable();
+
+  v_claim := pgreaper._lease(reaper_expire.token, finished => true);
+  if v_claim.finished_at is not null then
+    return query
+      select r.* from pgreaper._recorded(v_claim) as r
+       where reaper_expire.keys is null or r.key = any (reaper_expire.keys);
+    return;
+  end if;
+
+  select k.key into v_stranger from unnest(reaper_expire.keys) as k (key) where k.key <> all (v_claim.keys) limit 1;
+  if found then
+    raise invalid_parameter_value
+      using message = format('claim %s does not hold the key %s', v_claim.token, left(quote_literal(v_stranger), 200)),
+            hint = 'Pass keys exactly as reaper_claim() returned them.';
+  end if;
+
+  select p.* into strict v_policy from pgreaper.policies as p where p.policy_id = v_claim.policy_id;
+  v_now := pgreaper._clock();
+
+  -- What an earlier call with some of the keys has settled is not done twice.
+  select coalesce(array_agg(r.key), '{}'), coalesce(array_agg(r), '{}') into v_done, v_outcomes
+    from pgreaper._recorded(v_claim) as r;
+  select coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.deadline), '{}'), array_agg(k.hint), v_claim.attempt
+    into v_batch
+    from unnest(v_claim.keys, v_claim.deadlines, v_claim.hints) as k (key, deadline, hint)
+   where (reaper_expire.keys is null or k.key = any (reaper_expire.keys))
+     and k.key <> all (v_done);
+
+  if cardinality(v_batch.keys) > 0 then
+    v_outcomes := v_outcomes || array(
+      select t from pgreaper._transition(v_policy, pgreaper._target(v_policy), v_now, v_claim.token, v_claim.worker, v_batch) as t);
+  end if;
+
+  if reaper_expire.keys is null then
+    update pgreaper.claims as c
+       set finished_at = pgreaper._clock(), ending = 'expired', keys = null, deadlines = null, hints = null,
+           expired = o.expired, already_done = o.already_done, not_eligible = o.not_eligible,
+           locked = o.locked, retry = o.retry, dead_letter = o.dead_letter
+      from (
+        select count(*) filter (where u.outcome = 'expired') as expired,
+               count(*) filter (where u.outcome = 'already-done') as already_done,
+               count(*) filter (where u.outcome = 'not-eligible') as not_eligible,
+               count(*) filter (where u.outcome = 'locked') as locked,
+               count(*) filter (where u.outcome = 'retry') as retry,
+               count(*) filter (where u.outcome = 'dead-letter') as dead_letter
+          from unnest(v_outcomes) as u
+      ) as o
+     where c.token = v_claim.token;
+  end if;
+
+  return query
+    select o.* from unnest(v_outcomes) as o
+     where reaper_expire.keys is null or o.key = any (reaper_expire.keys);
+end;
+$function$;
+
+comment on function pgreaper.reaper_expire(uuid, text[]) is
+'Perform the transition of a claim''s holds: key, outcome, state; RP001 when the lease is lost.';

@@ -1,0 +1,58 @@
+-- reaper_preview: what a run would meet now.
+--
+-- Counts exactly, so it reads every due entry of the index: a question for people, not
+-- for a monitor.  A row counts as locked when a transaction that still runs has put its
+-- mark on it; that is read from pg_locks, so that nothing has to be locked to find out.
+--
+-- Promises
+--   * Writes nothing; works on a standby and in a read-only transaction.
+--
+-- Raises
+--   RP002  no such policy.
+create function pgreaper.reaper_preview(policy text)
+returns pgreaper.policy_preview
+language plpgsql
+volatile
+security invoker
+set lock_timeout = '2s'
+as $function$
+declare
+  v_policy constant pgreaper.policies := pgreaper._policy(reaper_preview.policy);
+  v_now constant timestamptz := pgreaper._clock();
+  v_target constant pgreaper._target := pgreaper._target(v_policy);
+  v_preview pgreaper.policy_preview;
+begin
+  v_preview.policy := v_policy.name;
+
+  execute format(
+    'select count(*), min(%1$s), %2$s from %3$s as h where %4$s and %5$s',
+    v_target.deadline,
+    case when v_target.plain then
+      'count(*) filter (where h.xmax = any (array(select l.transactionid from pg_catalog.pg_locks as l'
+      ' where l.locktype = ''transactionid'' and l.mode = ''ExclusiveLock'' and l.granted)))'
+      else 'null::bigint' end,
+    v_target.relation, v_target.held, v_target.due)
+     into v_preview.due, v_preview.oldest_deadline, v_preview.locked
+    using v_now - v_policy.grace;
+
+  select coalesce(sum(c.holds), 0) into v_preview.leased
+    from pgreaper.claims as c
+   where c.policy_id = v_policy.policy_id and c.finished_at is null and c.claim_until > v_now;
+
+  select count(*) filter (where f.not_before < 'infinity'), count(*) filter (where f.not_before = 'infinity')
+    into v_preview.retrying, v_preview.dead
+    from pgreaper.failures as f
+   where f.policy_id = v_policy.policy_id;
+
+  execute format(
+    'select count(*) filter (where %1$s and %2$s is null), %3$s from %4$s as h',
+    v_target.held, v_target.deadline_order,
+    case when v_policy.status_column is null then '0' else format('count(*) filter (where h.%I is null)', v_policy.status_column) end,
+    v_target.relation)
+     into v_preview.no_deadline, v_preview.no_state;
+
+  return v_preview;
+end;
+$function$;
+
+comment on function pgreaper.reaper_preview(text) is 'What a run of the policy would meet now; writes nothing.';

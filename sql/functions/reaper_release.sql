@@ -1,0 +1,49 @@
+-- reaper_release: give a claim back.
+--
+-- For a worker that stops.  What is still due becomes claimable at once, and no attempt
+-- is charged.  A claim that is over already is no error: there is nothing to give back.
+--
+-- Promises
+--   * Returns how many holds were given back; 0 when the claim was over.
+--
+-- Raises
+--   RP001  there never was such a lease.
+create function pgreaper.reaper_release(token uuid)
+returns integer
+language plpgsql
+volatile
+security invoker
+set lock_timeout = '500ms'
+as $function$
+declare
+  v_claim pgreaper.claims;
+begin
+  perform pgreaper._require_writable();
+
+  -- Claims lock the cursor before they lock claims: keep to that order.
+  perform from pgreaper.cursors as u
+    join pgreaper.claims as c on c.policy_id = u.policy_id
+   where c.token = reaper_release.token
+     and c.finished_at is null
+     for update of u;
+
+  select c.* into v_claim from pgreaper.claims as c where c.token = reaper_release.token for update;
+  if not found then
+    raise exception 'there is no lease %', coalesce(reaper_release.token::text, 'NULL')
+      using errcode = 'RP001',
+            hint = 'Claim anew: reaper_claim() gives the token.';
+  elsif v_claim.finished_at is not null then
+    return 0;
+  end if;
+
+  update pgreaper.claims as c
+     set finished_at = pgreaper._clock(), ending = 'released', keys = null, deadlines = null, hints = null
+   where c.token = v_claim.token;
+  perform pgreaper._put_back(v_claim.policy_id, v_claim.first_deadline);
+
+  return v_claim.holds;
+end;
+$function$;
+
+comment on function pgreaper.reaper_release(uuid) is
+'Give a claim back; its holds are claimable at once and no attempt is charged.';

@@ -1,0 +1,105 @@
+-- reaper_sweep: expire what is due, batch by batch, with a commit after each.
+--
+-- Claim and transition fused, for pg_cron and for whoever wants the last bit of speed.
+-- All policies when `policy` is NULL, a batch of each in turn, so that a huge backlog of
+-- one does not delay the others.  Call it outside a transaction:
+--   call pgreaper.reaper_sweep();
+--
+-- Promises
+--   * The same guard, outcomes and books as claim + expire; freely mixed with it.
+--   * A policy that fails stops alone; the others go on, then its error is raised.
+--   * A run that finds nothing writes nothing.
+--   * No hold is tried twice in a run.
+--
+-- Raises
+--   RP002  no such policy.     22023  a batch, max_rows or max_seconds that makes no sense.
+--   2D000  called inside a transaction, where it cannot commit.
+create procedure pgreaper.reaper_sweep(
+  policy text default null,
+  batch integer default null,
+  max_rows bigint default null,
+  max_seconds double precision default null,
+  inout expired bigint default 0
+)
+language plpgsql
+security invoker
+as $procedure$
+declare
+  v_start timestamptz;
+  v_worker text;
+  v_names text[];
+  v_starts timestamptz[];
+  v_index integer := 1;
+  v_step pgreaper._step;
+  v_more boolean;
+  v_waiting boolean := true;
+  v_failed text[] := '{}';
+  v_sqlstate text;
+  v_first_sqlstate text;
+begin
+  -- The guard needs READ COMMITTED, whatever the role's default is.
+  commit;
+  set transaction isolation level read committed;
+
+  if reaper_sweep.max_rows < 1 or reaper_sweep.max_seconds <= 0 then
+    raise invalid_parameter_value using message = 'max_rows and max_seconds must be positive';
+  end if;
+
+  v_start := pgreaper._clock();
+  v_worker := coalesce(nullif(current_setting('application_name'), ''), 'sweep');
+  expired := 0;
+  if reaper_sweep.policy is not null then
+    v_names := array[(pgreaper._policy(reaper_sweep.policy)).name];
+  else
+    v_names := array(select p.name from pgreaper.policies as p
+                      where p.unregistered_at is null and p.paused_at is null order by p.name);
+  end if;
+  v_starts := array_fill(null::timestamptz, array[cardinality(v_names)]);
+
+  while cardinality(v_names) > 0 loop
+    begin
+      v_step := pgreaper._sweep_step(v_names[v_index], reaper_sweep.batch, reaper_sweep.max_rows - expired,
+        v_worker, v_start, v_starts[v_index]);
+      v_more := v_step.more;
+      expired := expired + v_step.expired;
+      v_waiting := v_waiting and v_step.more and v_step.taken = 0;
+      v_starts[v_index] := v_step.last_deadline;
+    exception
+      when others then
+        get stacked diagnostics v_sqlstate = returned_sqlstate;
+        v_first_sqlstate := coalesce(v_first_sqlstate, v_sqlstate);
+        v_failed := v_failed || format('%I (%s: %s)', v_names[v_index], v_sqlstate, pgreaper._error_class(v_sqlstate));
+        v_more := false;
+    end;
+    commit;
+    set transaction isolation level read committed;
+
+    exit when expired >= reaper_sweep.max_rows
+      or extract(epoch from pgreaper._clock() - v_start) >= reaper_sweep.max_seconds;
+
+    if v_more then
+      v_index := v_index + 1;
+    else
+      v_names := v_names[: v_index - 1] || v_names[v_index + 1 :];
+      v_starts := v_starts[: v_index - 1] || v_starts[v_index + 1 :];
+    end if;
+    if v_index > cardinality(v_names) then
+      v_index := 1;
+      -- All that is left waits for its rate limit.
+      if v_waiting then
+        perform pg_sleep(0.05);
+      end if;
+      v_waiting := true;
+    end if;
+  end loop;
+
+  if cardinality(v_failed) > 0 then
+    raise exception 'policies that could not be swept: %', array_to_string(v_failed, ', ')
+      using errcode = v_first_sqlstate,
+            hint = 'The other policies were swept and committed.';
+  end if;
+end;
+$procedure$;
+
+comment on procedure pgreaper.reaper_sweep(text, integer, bigint, double precision, bigint) is
+'Expire what is due, batch by batch with a commit after each; all policies when NULL.';

@@ -1,0 +1,94 @@
+-- Everything of pgreaper's, in the order in which it depends on one another.
+--
+--   psql --set ON_ERROR_STOP=1 --single-transaction --file sql/install.sql
+--
+-- is enough to try it out; `pgreaper install` and Alembic run the same files and also
+-- record the version.
+
+\ir schema.sql
+
+-- Books.
+\ir tables/policies.sql
+\ir tables/cursors.sql
+\ir tables/claims.sql
+\ir tables/transitions.sql
+\ir tables/failures.sql
+\ir tables/events.sql
+\ir tables/totals.sql
+
+-- What functions return.
+\ir types/leased_hold.sql
+\ir types/hold_outcome.sql
+\ir types/policy_change.sql
+\ir types/policy_preview.sql
+\ir types/_batch.sql
+\ir types/_step.sql
+\ir types/_target.sql
+
+-- Time, and how late a hold was.
+\ir functions/_clock.sql
+\ir functions/_lateness_bounds.sql
+\ir functions/_lateness.sql
+\ir functions/_quantile.sql
+
+-- Policies, and the target as SQL.
+\ir functions/_require_writable.sql
+\ir functions/_policy.sql
+\ir functions/_key_part.sql
+\ir functions/_target.sql
+\ir functions/_batch_size.sql
+\ir functions/_zone.sql
+\ir functions/_canonical.sql
+\ir functions/_find_key.sql
+\ir functions/_check_target.sql
+\ir functions/_check_columns.sql
+\ir functions/_settings.sql
+\ir functions/reaper_register.sql
+\ir functions/reaper_unregister.sql
+\ir functions/reaper_pause.sql
+\ir functions/reaper_resume.sql
+
+-- What can be taken now.
+\ir functions/_due.sql
+\ir functions/_retry_at.sql
+\ir functions/_retries.sql
+\ir functions/_allowance.sql
+
+-- What failed, and when it may be tried again.
+\ir functions/_error_class.sql
+\ir functions/_not_before.sql
+\ir functions/_fail.sql
+\ir functions/_put_back.sql
+\ir functions/_take_back.sql
+
+-- The transition.
+\ir functions/_write.sql
+\ir functions/_attempt.sql
+\ir functions/_classify.sql
+\ir functions/_transition.sql
+
+-- Claim and expire.
+\ir functions/_lease.sql
+\ir functions/_recorded.sql
+\ir functions/reaper_claim.sql
+\ir functions/reaper_expire.sql
+\ir functions/reaper_renew.sql
+\ir functions/reaper_release.sql
+
+-- Sweep.
+\ir functions/_sweep_step.sql
+\ir functions/reaper_sweep.sql
+
+-- Seeing it.
+\ir views/history.sql
+\ir functions/reaper_history.sql
+\ir functions/reaper_preview.sql
+\ir functions/reaper_next_due.sql
+\ir functions/_status.sql
+\ir functions/_backlog.sql
+\ir views/status.sql
+\ir views/leases.sql
+\ir views/backlog.sql
+\ir functions/reaper_version.sql
+
+\ir rights.sql

@@ -1,0 +1,11 @@
+-- _step: what one step of a sweep did.
+create type pgreaper._step as (
+  taken integer,
+  expired integer,
+  failed integer,
+  locked integer,
+  last_deadline timestamptz,
+  more boolean
+);
+
+comment on type pgreaper._step is 'What one step of a sweep did; internal.';

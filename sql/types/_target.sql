@@ -1,0 +1,24 @@
+-- _target: a policy's target as fragments of SQL, built by _target().
+--
+-- In every statement made of them, the row is called h and the parameters are
+--   $1 cutoff (clock - grace)   $2 cursor position   $3 keys
+create type pgreaper._target as (
+  relation text,
+  plain boolean,
+  lock text,
+  key text,
+  key_columns text,
+  same_key text,
+  matches text,
+  deadline text,
+  deadline_order text,
+  held text,
+  due text,
+  beyond text,
+  ahead text,
+  ended text,
+  state text,
+  assignments text
+);
+
+comment on type pgreaper._target is 'A policy''s target as SQL fragments; internal.';
