@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pgreaper.api import Reaper
     from pgreaper.errors import (
+        AccessDenied,
+        DatabaseBusy,
         DatabaseUnavailable,
         InvalidInput,
         LeaseLost,
         NotInstalled,
+        QueryCancelled,
         ReaperError,
         RegistrationRefused,
         UnknownPolicy,
@@ -26,10 +29,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccessDenied",
+    "DatabaseBusy",
     "DatabaseUnavailable",
     "InvalidInput",
     "LeaseLost",
     "NotInstalled",
+    "QueryCancelled",
     "Reaper",
     "ReaperError",
     "RegistrationRefused",

