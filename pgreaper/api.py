@@ -35,6 +35,7 @@ from psycopg.types import uuid as _uuid
 from pgreaper.errors import (
     InvalidInput,
     NotInstalled,
+    ReaperError,
     RegistrationRefused,
     VersionMismatch,
     WrongTransaction,
@@ -339,12 +340,8 @@ class Reaper:
 
     def batches(self) -> dict[str, int]:
         """Return the registered policies and the batch of each, paused ones too: all that a worker must know."""
-        return {
-            name: batch
-            for name, batch in self._query(
-                "select name, batch from pgreaper.policies where unregistered_at is null order by name"
-            )
-        }
+        rows = self._query("select name, batch from pgreaper.policies where unregistered_at is null order by name")
+        return {str(name): int(batch) for name, batch in rows}
 
     # -- work
 
@@ -403,9 +400,7 @@ class Reaper:
         Without ``keys`` it finishes the claim.  Repeat it when the reply was lost: it answers what was
         recorded.  Raises LeaseLost when the lease was taken back.
         """
-        return [
-            Outcome(*row) for row in self._query("select key, outcome, state" + _EXPIRE, token, _texts(keys))
-        ]
+        return [Outcome(*row) for row in self._query("select key, outcome, state" + _EXPIRE, token, _texts(keys))]
 
     def expire_batch(self, token: UUID) -> Counter[str]:
         """:meth:`expire` of a whole claim for whoever needs no keys: how many holds had which outcome."""
@@ -452,9 +447,7 @@ class Reaper:
     def next_due(self, policies: Sequence[str] | None = None) -> float | None:
         """Seconds until there may be work for these policies (default: all), never negative; None: nothing ahead."""
         if policies is None:
-            ((seconds,),) = self._query(
-                "select extract(epoch from pgreaper.reaper_next_due(null))::double precision"
-            )
+            ((seconds,),) = self._query("select extract(epoch from pgreaper.reaper_next_due(null))::double precision")
         else:
             ((seconds,),) = self._query(
                 "select extract(epoch from min(pgreaper.reaper_next_due(p.name)))::double precision"
@@ -489,11 +482,21 @@ class Reaper:
             )
         ]  # fmt: skip
 
+    def suspended(self, policies: Sequence[str]) -> list[str]:
+        """Which of these policies were suspended because everything failed."""
+        return [
+            str(name)
+            for (name,) in self._query(
+                "select policy from pgreaper.status"
+                " where policy = any(%s::text[]) and state = 'suspended' order by policy",
+                list(policies),
+            )
+        ]
+
     # -- how
 
     def _query(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
         """Run one statement on a cursor of our own and fetch all of it."""
-        failure = None
         try:
             with psycopg.Cursor(self.connection, row_factory=tuple_row) as cursor:
                 for oid, loader in _LOADERS:
@@ -505,28 +508,30 @@ class Reaper:
         # Raised outside the handler: the server's words stay out of tracebacks and trackers.
         raise self._understood(failure)
 
-    def _understood(self, failure: Exception) -> Exception:
-        """Tell a missing table named by the caller from a missing pgreaper."""
-        original = getattr(failure, "original", None)
-        if isinstance(original, psycopg.errors.UndefinedTable) and not isinstance(failure, NotInstalled):
-            if original.diag.context is None:
-                return RegistrationRefused(
-                    "the target does not exist", hint="Name it as in SQL, with its schema.", original=original
-                )
-        if isinstance(original, psycopg.errors.UndefinedFunction) and isinstance(failure, NotInstalled):
-            if self._has_version():
+    def _understood(self, failure: ReaperError) -> ReaperError:
+        """Tell apart what only the caller of this module can: whose table, whose argument, which version."""
+        original = failure.original
+        if original is None or original.diag.context is not None:
+            return failure
+        if isinstance(failure, NotInstalled):
+            if isinstance(original, psycopg.errors.UndefinedFunction) and self._has_version():
                 return VersionMismatch(
                     "pgreaper's SQL in the database lacks a function that this driver calls",
                     hint="Run `pgreaper install` to upgrade the database, or use the driver that fits it.",
                     sqlstate="RP005",
                     original=original,
                 )
-        if isinstance(original, (psycopg.errors.InvalidDatetimeFormat, psycopg.errors.DatetimeFieldOverflow)):
-            if original.diag.context is None:
-                return InvalidInput(
-                    "a value is not an interval", hint="Write it as Postgres does: '30 seconds', '5 min'.",
-                    sqlstate=original.sqlstate, original=original,
-                )  # fmt: skip
+        elif isinstance(original, psycopg.errors.UndefinedTable):
+            return RegistrationRefused(
+                "the target does not exist", hint="Name it as in SQL, with its schema.", original=original
+            )
+        elif isinstance(original, psycopg.DataError) and original.sqlstate is not None:
+            return InvalidInput(
+                "an argument is not of the type that the function wants",
+                hint="A length of time is written as Postgres does: '30 seconds', '5 min'.",
+                sqlstate=original.sqlstate,
+                original=original,
+            )
         return failure
 
     def _has_version(self) -> bool:

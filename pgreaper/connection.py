@@ -33,7 +33,8 @@ _DEFAULTS: Final = {
 _DRIVER_SCHEME = re.compile(r"^postgres(?:ql)?(?:\+\w+)?://", re.IGNORECASE)
 # Servers and poolers that are there but have no place for us, or not yet.
 _FULL = re.compile(
-    r"too many (?:clients|connections)|connection slots|no more connections|starting up|shutting down|recovery", re.IGNORECASE
+    r"too many (?:clients|connections)|connection slots|no more connections|starting up|shutting down|recovery",
+    re.IGNORECASE,
 )
 OPTION: Final = "--database-url"
 VARIABLES: Final = ("PGREAPER_DATABASE_URL", "DATABASE_URL")

@@ -186,9 +186,7 @@ def translate(error: psycopg.Error) -> ReaperError:
             original=error,
         )
     if _is_own(diag):
-        return ReaperError(
-            diag.message_primary or state, hint=diag.message_hint, sqlstate=state, original=error
-        )
+        return ReaperError(diag.message_primary or state, hint=diag.message_hint, sqlstate=state, original=error)
     if state == "42501":
         return AccessDenied(
             "the role lacks a right that this needs (SQLSTATE 42501)",
@@ -210,7 +208,9 @@ def _without_sqlstate(error: psycopg.Error) -> ReaperError:
     """Whatever libpq or psycopg itself says: about the connection, or about an argument."""
     if isinstance(error, (pg.DataError, psycopg.NotSupportedError)):
         # psycopg's own words about an argument, for example a NUL byte in a text.
-        return InvalidInput("an argument cannot be sent to Postgres (a NUL byte, or a number out of range)", original=error)
+        return InvalidInput(
+            "an argument cannot be sent to Postgres (a NUL byte, or a number out of range)", original=error
+        )
     if isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
         return DatabaseUnavailable("the connection to the database is lost", hint="Try again later.", original=error)
     return ReaperError(f"the driver refused: {_name(error)}", hint="--debug shows its words.", original=error)

@@ -61,7 +61,7 @@ def duration(value: timedelta | float | None) -> str:
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 9.95:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -99,8 +99,8 @@ _RESERVED = frozenset(
     "current_catalog current_date current_role current_time current_timestamp current_user default deferrable desc "
     "distinct do else end except false fetch for foreign from grant group having in initially intersect into lateral "
     "leading limit localtime localtimestamp not null offset on only or order placing primary references returning "
-    "select session_user some symmetric system_user table then to trailing true union unique user using variadic when where "
-    "window with authorization binary collation concurrently cross current_schema freeze full ilike inner is isnull "
+    "select session_user some symmetric system_user table then to trailing true union unique user using variadic when "
+    "where window with authorization binary collation concurrently cross current_schema freeze full ilike inner is isnull "
     "join left like natural notnull outer overlaps right similar tablesample verbose".split()
 )
 

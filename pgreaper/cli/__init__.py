@@ -140,9 +140,7 @@ def _unexpected(arguments: list[str], error: Exception) -> int:
     )
 
 
-def _fail(
-    arguments: list[str], message: str, hint: str | None, exit_code: int, code: str, error: BaseException
-) -> int:
+def _fail(arguments: list[str], message: str, hint: str | None, exit_code: int, code: str, error: BaseException) -> int:
     """Tell a failure: two lines on stderr, and the one document on stdout for whoever asked for JSON."""
     if "--debug" in arguments or os.environ.get("PGREAPER_DEBUG", "0") not in ("", "0"):
         _show_traceback(error)

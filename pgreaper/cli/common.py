@@ -116,7 +116,7 @@ def document(value: object) -> Any:
     return value
 
 
-def emit(command: str | None, *, compact: bool = False, **content: object) -> None:
+def emit(command: str | None, *, compact: bool = False, **content: Any) -> None:
     """Print the document of a command on stdout."""
     whole = {"schema_version": SCHEMA_VERSION, "command": command, **document(content)}
     text = json.dumps(whole, ensure_ascii=True, allow_nan=False, indent=None if compact else 2)

@@ -1,0 +1,235 @@
+"""``pgreaper work``: the command of a cron job, a CronJob or a daemon."""
+
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import click
+
+from pgreaper.api import OUTCOMES
+from pgreaper.cli.common import common_options, emit
+from pgreaper.connection import resolve
+from pgreaper.errors import ReaperError
+from pgreaper.text import count, duration, one_line, visible
+from pgreaper.worker import PolicyRun, Run, Settings, Worker
+
+# A drain that is over by then needs no progress.
+_SHOW_AFTER = 1.0
+_SHOW_EVERY = 0.2
+
+
+@click.command()
+@click.argument("policies", metavar="[POLICY]...", nargs=-1)
+@click.option("--once", is_flag=True, help="One batch per policy, then exit.")
+@click.option("--daemon", is_flag=True, help="Stay, and expire each hold when its deadline comes.")
+@click.option("--max-rows", type=click.IntRange(1), metavar="N", help="Expire at most N holds.")
+@click.option(
+    "--max-seconds", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Claim nothing more after that."
+)
+@click.option(
+    "--batch", type=click.IntRange(1, 10_000), metavar="N", help="Holds a claim takes.  [default: the policy's]"
+)
+@click.option("--poll", type=click.FloatRange(0, min_open=True), default=5.0, show_default=True, metavar="SECONDS",
+              help="Longest sleep of the daemon.")  # fmt: skip
+@click.option("--shutdown-timeout", type=click.FloatRange(0, min_open=True), default=20.0, show_default=True,
+              metavar="SECONDS", help="After SIGTERM or Ctrl-C, be gone within that.")  # fmt: skip
+@common_options
+def work(
+    policies: tuple[str, ...],
+    *,
+    once: bool,
+    daemon: bool,
+    max_rows: int | None,
+    max_seconds: float | None,
+    batch: int | None,
+    poll: float,
+    shutdown_timeout: float,
+    database_url: str | None,
+    as_json: bool,
+) -> int:
+    """
+    Expire what is due, then exit; or stay, with --daemon.
+
+    Works on all policies unless some are named. Any number of workers may run at
+    once. Ctrl-C and SIGTERM finish the batch in hand; a second one cancels it.
+
+    Exit codes: 0 done, or nothing was due; 1 something failed; 2 usage;
+    75 the database is unreachable, read-only or locked, try later.
+    """
+    if once and daemon:
+        raise click.UsageError("--once and --daemon exclude each other.")
+    screen = _Screen()
+    worker = Worker(
+        resolve(database_url),
+        Settings(
+            policies=policies,
+            daemon=daemon,
+            once=once,
+            batch=batch,
+            max_rows=max_rows,
+            max_seconds=max_seconds,
+            poll=poll,
+            shutdown_timeout=shutdown_timeout,
+        ),
+        log=screen.log,
+        on_batch=screen.progress if screen.shows_progress and not daemon else None,
+    )
+    try:
+        run = worker.run()
+    finally:
+        screen.clear()
+    if as_json:
+        emit("work", **_document(run))
+    else:
+        _tell(run)
+    return run.exit_code
+
+
+class _Screen:
+    """The lines on stderr: one per event, and on a terminal a last one that is written over."""
+
+    def __init__(self) -> None:
+        self.shows_progress = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._lock = threading.Lock()
+        self._started = time.monotonic()
+        self._drawn_at = 0.0
+        self._drawn = False
+        self._expected: int | None = None
+
+    def log(self, line: str) -> None:
+        with self._lock:
+            self._erase()
+            click.echo(f"pgreaper: {one_line(line)}", err=True)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._erase()
+
+    def _erase(self) -> None:
+        if self._drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._drawn = False
+
+    def progress(self, worker: Worker) -> None:
+        """Redraw the progress line, a few times a second."""
+        now = time.monotonic()
+        if now - self._started < _SHOW_AFTER or now - self._drawn_at < _SHOW_EVERY:
+            return
+        done = worker.result.expired
+        if self._expected is None:
+            # Asked once, when it turns out to take a while; from then on it is subtraction.
+            self._expected = done + worker.remaining()
+        line = progress_line(done, self._expected - done, now - self._started)
+        columns = _columns()
+        with self._lock:
+            sys.stderr.write("\r" + line[: columns - 1] + "\x1b[K")
+            sys.stderr.flush()
+            self._drawn = True
+        self._drawn_at = now
+
+
+def progress_line(done: int, remaining: int, seconds: float) -> str:
+    """``42,500 expired  18,200/s  57,500 left  about 3 s``."""
+    rate = done / seconds if seconds > 0 else 0.0
+    parts = [f"{count(done)} expired", f"{rate:,.0f}/s"]
+    if remaining > 0:
+        parts.append(f"about {count(_rounded(remaining))} left")
+        if rate >= 1:
+            parts.append(f"ready in {duration(float(max(1, round(remaining / rate))))}")
+    return "  ".join(parts)
+
+
+def _rounded(number: int) -> int:
+    """Three digits are enough for an estimate."""
+    scale = 10 ** max(len(str(number)) - 3, 0)
+    return round(number / scale) * scale
+
+
+def _columns() -> int:
+    try:
+        return int(os.get_terminal_size(sys.stderr.fileno()).columns) or 80
+    except OSError:
+        return 80
+
+
+def _document(run: Run) -> dict[str, Any]:
+    return {
+        "exit_code": run.exit_code,
+        "ended": run.ended,
+        "worker": run.worker,
+        "seconds": round(run.seconds, 6),
+        "reconnects": run.reconnects,
+        "outcomes": {outcome: run.outcomes[outcome] for outcome in OUTCOMES},
+        "suspended": run.suspended,
+        "policies": [
+            {
+                "policy": p.policy,
+                "claims": p.claims,
+                "claimed": p.claimed,
+                "released": p.released,
+                "lost": p.lost,
+                "outcomes": {outcome: p.outcomes[outcome] for outcome in OUTCOMES},
+                "failures": p.failures,
+                "error": _failure(p.error),
+            }
+            for p in run.policies.values()
+        ],
+        "error": _failure(run.trouble),
+    }
+
+
+def _failure(error: ReaperError | None) -> dict[str, object] | None:
+    if error is None:
+        return None
+    return {
+        "code": error.code,
+        "message": error.message,
+        "hint": error.hint,
+        "sqlstate": error.sqlstate,
+        "constraint": error.constraint,
+    }
+
+
+def _tell(run: Run) -> None:
+    """One line per policy for which anything happened; silence when nothing was due and nobody looks."""
+    lines = {p.policy: text for p in run.policies.values() if (text := _summary(p))}
+    total = f"{count(run.expired)} expired in {duration(run.seconds)}"
+    if run.expired >= 1000 and run.seconds > 0:
+        total += f", {run.expired / run.seconds:,.0f}/s"
+    for policy, text in lines.items():
+        only = len(lines) == 1 and text == f"{count(run.expired)} expired"
+        click.echo(f"{visible(policy)}: {total + _why(run) if only else text}")
+        if only:
+            break
+    else:
+        if lines:
+            click.echo(total + _why(run))
+        elif sys.stdout.isatty() and run.ended in ("drained", "once"):
+            click.echo("nothing is due" if run.policies else "no policy is registered: `pgreaper register` adds one")
+        elif sys.stdout.isatty() and run.ended == "signal":
+            click.echo("stopped; nothing was due")
+    if run.trouble is not None:
+        click.echo(f"error: {one_line(run.trouble.message)}", err=True)
+        if run.trouble.hint:
+            click.echo(f"hint: {one_line(run.trouble.hint)}", err=True)
+
+
+def _summary(p: PolicyRun) -> str:
+    parts = [f"{count(n)} {outcome.replace('-', ' ')}" for outcome in OUTCOMES if (n := p.outcomes[outcome])]
+    if p.released:
+        parts.append(f"{count(p.released)} given back")
+    if p.lost:
+        parts.append(f"{count(p.lost)} left to other workers")
+    return ", ".join(parts)
+
+
+def _why(run: Run) -> str:
+    return {
+        "signal": " (stopped by a signal)",
+        "max-rows": " (--max-rows)",
+        "max-seconds": " (--max-seconds)",
+        "unavailable": " (the database went away)",
+    }.get(run.ended, "")

@@ -1,0 +1,723 @@
+"""
+The worker: claim, expire, again, until nothing is due or somebody says stop.
+
+Owns connections, transactions and signals, and nothing about holds: what is due
+and what becomes of it is decided in SQL.  One connection, in autocommit, one
+statement a call.  A reply that is lost is asked for again: ``reaper_expire``
+answers for a token whatever it recorded.  Trouble of the environment (a lost
+connection, a deadlock, a read-only node) is waited out and charged to nobody.
+"""
+
+import os
+import random
+import select
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg import IsolationLevel
+
+from pgreaper.api import DEAD_LETTER, EXPIRED, LOCKED, RETRY, Batch, Reaper, ServerState
+from pgreaper.connection import Address, Unreachable, connect, worker_name
+from pgreaper.errors import (
+    DatabaseBusy,
+    DatabaseUnavailable,
+    LeaseLost,
+    QueryCancelled,
+    ReaperError,
+    UnknownPolicy,
+    WrongTransaction,
+)
+from pgreaper.text import count, duration, plural, visible
+
+_R = TypeVar("_R")
+
+# A rescan is wanted this many seconds after the last, and after this many times its cost.
+_RESCAN_AFTER: Final = 5.0
+_RESCAN_SHARE: Final = 50.0
+# An environment that does not come back within this many seconds ends a run that may end.
+_PATIENCE: Final = 20.0
+_BACKOFF_FIRST: Final = 0.1
+_BACKOFF_CAP: Final = 30.0
+# Deadlocks and the like: this many tries, the pauses growing from a few milliseconds.
+_BUSY_TRIES: Final = 6
+# A policy of which so many batches in a row found only locked rows is left for the next run.
+_STALLED_BATCHES: Final = 20
+# A daemon says at most this often what it did.
+_REPORT_EVERY: Final = 60.0
+# While connecting nothing is held, so there is nothing to wait for.
+_CONNECT_GRACE: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run is asked to do; lengths of time in seconds, None: no limit, or the policy's own."""
+
+    policies: Sequence[str] = ()
+    daemon: bool = False
+    once: bool = False
+    batch: int | None = None
+    max_rows: int | None = None
+    max_seconds: float | None = None
+    poll: float = 5.0
+    shutdown_timeout: float = 20.0
+
+
+@dataclass(slots=True)
+class PolicyRun:
+    """What a run did for one policy.  ``error`` is the last failure of a batch."""
+
+    policy: str
+    claims: int = 0
+    claimed: int = 0
+    released: int = 0
+    lost: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    error: ReaperError | None = None
+    failures: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether something needs a person, or a retry: a batch that raised, or a hold that failed."""
+        return self.failures > 0 or self.outcomes[RETRY] + self.outcomes[DEAD_LETTER] > 0
+
+
+@dataclass(slots=True)
+class Run:
+    """
+    What a run did.  ``ended``: ``drained``, ``once``, ``max-rows``, ``max-seconds``, ``signal``, ``unavailable``.
+
+    ``trouble`` is the error of the environment that ended it, if one did.
+    """
+
+    worker: str
+    policies: dict[str, PolicyRun] = field(default_factory=dict)
+    ended: str = "drained"
+    seconds: float = 0.0
+    reconnects: int = 0
+    trouble: ReaperError | None = None
+    signal: int | None = None
+    forced: bool = False
+    suspended: list[str] = field(default_factory=list)
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """Outcomes of all policies."""
+        return sum((p.outcomes for p in self.policies.values()), Counter())
+
+    @property
+    def expired(self) -> int:
+        """Holds that made the transition in this run."""
+        return sum(p.outcomes[EXPIRED] for p in self.policies.values())
+
+    @property
+    def exit_code(self) -> int:
+        """0 all went well or nothing was due, 1 something failed, 75 the environment did, 128 + n two signals."""
+        if self.forced and self.signal is not None:
+            return 128 + self.signal
+        if self.ended == "signal":
+            return 0
+        if self.trouble is not None:
+            return self.trouble.exit_code
+        broken = [p for p in self.policies.values() if p.failed]
+        if broken and all(isinstance(p.error, DatabaseUnavailable) for p in broken):
+            return DatabaseUnavailable.exit_code
+        return 1 if broken or self.suspended else 0
+
+
+class _Stopped(BaseException):
+    """Raised out of a connection attempt, or out of a wait, when a signal says stop."""
+
+
+class Stop:
+    """
+    The wish to end, as signals express it.
+
+    The first asks: the worker finishes what it holds and claims nothing more.  The second
+    cancels the running query, so that the worker gives its claim back; the third ends the
+    process where it stands, and the lease lapses by itself.  A query still running near the
+    end of ``timeout`` seconds is cancelled too, and at the end of them the process ends.
+    """
+
+    def __init__(self, timeout: float, log: Callable[[str], None]) -> None:
+        self.timeout = timeout
+        self.signal: int | None = None
+        self.forced = False
+        self._log = log
+        self._received = 0
+        self._connecting = False
+        self._connection: psycopg.Connection[Any] | None = None
+        self._canceller: threading.Thread | None = None
+        self._finished = threading.Event()
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal has come."""
+        return self._received > 0
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handle SIGTERM and SIGINT inside the block; only the main thread may."""
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            self._finished.set()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(self._writer)
+            os.close(self._reader)
+
+    @contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Let a signal break off the block: nothing is held while a connection is being made."""
+        self._connecting = True
+        try:
+            if self.requested:
+                raise _Stopped
+            yield
+        finally:
+            self._connecting = False
+
+    def watch(self, connection: "psycopg.Connection[Any] | None") -> None:
+        """Name the connection whose query is to be cancelled."""
+        self._connection = connection
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, or raise at once when told to stop."""
+        if seconds > 0 and not self.requested:
+            select.select([self._reader], [], [], seconds)
+        if self.requested:
+            raise _Stopped
+
+    def settle(self) -> None:
+        """Wait until a cancel request on its way has arrived, so that it cannot hit the next statement."""
+        if self._canceller is not None:
+            self._canceller.join(2.0)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._received += 1
+        if self._received == 1:
+            self.signal = number
+            os.write(self._writer, b"x")
+            threading.Thread(target=self._deadline, daemon=True).start()
+            if self._connecting:
+                raise _Stopped
+        elif self._received == 2:
+            self.forced = True
+            self._cancel()
+        else:
+            os._exit(128 + number)
+
+    def _cancel(self) -> None:
+        connection = self._connection
+        if (
+            connection is not None
+            and not connection.closed
+            and (self._canceller is None or not self._canceller.is_alive())
+        ):
+            self._canceller = threading.Thread(target=_cancel_quietly, args=(connection,), daemon=True)
+            self._canceller.start()
+
+    def _deadline(self) -> None:
+        """Enforce the timeout from a thread of its own: the main one may be inside libpq."""
+        end = time.monotonic() + self.timeout
+        # Name resolution cannot be interrupted, but while connecting there is nothing to lose.
+        if self._connecting and not self._finished.wait(min(_CONNECT_GRACE, self.timeout)) and self._connecting:
+            os._exit(0)
+        if self._finished.wait(max(end - time.monotonic() - max(1.0, self.timeout / 4), 0.0)):
+            return
+        self._log("the query still runs: cancelling it")
+        while time.monotonic() < end:
+            self._cancel()
+            if self._finished.wait(min(0.5, max(end - time.monotonic(), 0.01))):
+                return
+        self._log("the database does not answer; leaving, the lease lapses by itself")
+        os._exit(DatabaseUnavailable.exit_code)
+
+
+def _cancel_quietly(connection: "psycopg.Connection[Any]") -> None:
+    with suppress(psycopg.Error):  # the deadline comes all the same
+        connection.cancel_safe(timeout=5.0)
+
+
+class _Turn:
+    """One policy's place in the round: its batch, its rescans, its pauses."""
+
+    def __init__(self, policy: str, batch: int) -> None:
+        self.policy = policy
+        self.full_batch = batch
+        self.batch = batch
+        self.done = False
+        self.rescanned_at: float | None = None
+        self.rescan_cost = 0.0
+        self.stalled = 0
+        self.resume_at = 0.0
+        self.failures = 0
+
+    def wants_rescan(self, now: float) -> bool:
+        return self.rescanned_at is None or now - self.rescanned_at > max(
+            _RESCAN_AFTER, _RESCAN_SHARE * self.rescan_cost
+        )
+
+    def rescanned(self, at: float, cost: float) -> None:
+        self.rescanned_at = at
+        self.rescan_cost = cost
+
+
+class Worker:
+    """
+    One run.  Create it, call :meth:`run` once.
+
+    ``log`` receives one line per event; ``on_batch`` is called after each batch, with the worker.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        settings: Settings,
+        *,
+        log: Callable[[str], None],
+        on_batch: "Callable[[Worker], None] | None" = None,
+    ) -> None:
+        self.settings = settings
+        self.name = worker_name()
+        self.result = Run(worker=self.name)
+        self._address = address
+        self._log = log
+        self._on_batch = on_batch
+        self._stop = Stop(settings.shutdown_timeout, log)
+        self._connection: psycopg.Connection[Any] | None = None
+        self._server: ServerState | None = None
+        self._turns: list[_Turn] = []
+        self._idle = 0
+        self._troubled_since: float | None = None
+        self._setbacks = 0
+        self._reported_at = 0.0
+        self._reported = 0
+        self._listed_at = 0.0
+        self._started = 0.0
+
+    # -- the run
+
+    def run(self) -> Run:
+        """
+        Do what the settings say.  Raises only what concerns the run as a whole before it began:
+        DatabaseUnavailable, NotInstalled, VersionMismatch, UnknownPolicy, InvalidInput.
+        """
+        self._started = self._reported_at = time.monotonic()
+        with self._stop.listening():
+            try:
+                self._begin()
+                try:
+                    self._loop()
+                except ReaperError as trouble:
+                    self.result.ended, self.result.trouble = "unavailable", trouble
+            except _Stopped:
+                self.result.ended = "signal"
+            finally:
+                self._disconnect()
+        self.result.signal, self.result.forced = self._stop.signal, self._stop.forced
+        self.result.seconds = time.monotonic() - self._started
+        return self.result
+
+    def _begin(self) -> None:
+        self._connect(first=True)
+        self._retrying(self._list_policies)
+        if self.settings.daemon:
+            what = plural(len(self._turns), "policy").replace("policys", "policies")
+            self._log(f"{self.name} is up, {what}, looks at least every {duration(self.settings.poll)}")
+
+    def _loop(self) -> None:
+        while not self._over():
+            progressed = False
+            for turn in [t for t in self._turns if not t.done and t.resume_at <= time.monotonic()]:
+                if self._over():
+                    return
+                try:
+                    progressed |= self._step(turn)
+                except (DatabaseUnavailable, WrongTransaction) as trouble:
+                    self._reconnect(trouble)
+                    progressed = True
+                turn.done = turn.done or self.settings.once
+            if self.settings.daemon:
+                self._rest(progressed=progressed)
+            elif all(turn.done for turn in self._turns):
+                self.result.ended = "once" if self.settings.once else "drained"
+                self._look_for_suspended()
+                return
+
+    def _over(self) -> bool:
+        """Whether the run ends here, and why."""
+        if self._stop.requested:
+            self.result.ended = "signal"
+        elif (limit := self._limit_reached()) is not None:
+            self.result.ended = limit
+        else:
+            return False
+        return True
+
+    def _limit_reached(self) -> str | None:
+        s = self.settings
+        if s.max_rows is not None and self.result.expired >= s.max_rows:
+            return "max-rows"
+        if s.max_seconds is not None and time.monotonic() - self._started >= s.max_seconds:
+            return "max-seconds"
+        return None
+
+    def remaining(self) -> int:
+        """About how many holds are still due; bounded counts, and beyond their bound the planner's estimate."""
+        names = [turn.policy for turn in self._turns]
+        try:
+            known = {s.policy: s for s in self._call(lambda r: r.status(names))}
+            total = 0
+            for status in known.values():
+                total += status.due or 0
+                if status.due_capped:
+                    total += max(self._estimate(status.policy) - (status.due or 0), 0)
+        except (ReaperError, psycopg.Error):
+            return 0  # Progress is a courtesy.
+        return total
+
+    def _estimate(self, policy: str) -> int:
+        from pgreaper.targets import estimated_due  # only a long drain on a terminal comes here
+
+        assert self._connection is not None  # noqa: S101
+        found = self._call(lambda r: r.policies())
+        return next((estimated_due(self._connection, p) for p in found if p.policy == policy), 0)
+
+    # -- one batch
+
+    def _step(self, turn: _Turn) -> bool:
+        """One batch of one policy.  Whether there was anything; raises only when the connection is of no more use."""
+        run = self.result.policies.setdefault(turn.policy, PolicyRun(turn.policy))
+        try:
+            batch = self._claim(turn)
+        except UnknownPolicy as error:
+            self._withdrawn(turn, run, error)
+            return False
+        except ReaperError as error:
+            if self._is_lost(error):
+                raise
+            self._failed(turn, run, error)
+            return False
+        if batch is None:
+            turn.done = not self.settings.daemon
+            return False
+
+        run.claims += 1
+        run.claimed += batch.holds
+        try:
+            outcomes = self._settle(batch)
+        except LeaseLost:
+            # Another worker has its holds already; what it did not do, it will.
+            run.lost += batch.holds
+            self._log(f"policy {visible(turn.policy)}: the lease of {plural(batch.holds, 'hold')} was taken back")
+            return True
+        except ReaperError as error:
+            self._give_back(batch, run)
+            if self._is_lost(error):
+                raise
+            if isinstance(error, QueryCancelled) and turn.batch > 1 and not self._stop.requested:
+                turn.batch = max(1, min(turn.batch, batch.holds) // 4)
+                self._log(f"policy {visible(turn.policy)}: statement timeout; going on with batches of {turn.batch:,}")
+                return True
+            self._failed(turn, run, error)
+            return False
+
+        run.outcomes.update(outcomes)
+        turn.failures = 0
+        turn.batch = min(turn.full_batch, turn.batch * 2)
+        self._troubled_since, self._setbacks = None, 0
+        turn.stalled = turn.stalled + 1 if outcomes[LOCKED] == outcomes.total() else 0
+        if turn.stalled >= _STALLED_BATCHES and not self.settings.daemon:
+            turn.done = True
+            self._log(f"policy {visible(turn.policy)}: the rest is locked by other transactions; the next run takes it")
+        if self._on_batch is not None:
+            self._on_batch(self)
+        return True
+
+    def _claim(self, turn: _Turn) -> Batch | None:
+        size = turn.batch
+        if self.settings.max_rows is not None:
+            size = min(size, self.settings.max_rows - self.result.expired)
+        began = time.monotonic()
+        # A run that ends looks behind the cursor once; what it found locked is left for the next.
+        rescan = turn.rescanned_at is None or (self.settings.daemon and turn.wants_rescan(began))
+        assert self._server is not None  # noqa: S101
+        assert self._connection is not None  # noqa: S101
+        # Behind a pooler the backend that answers is not the one that libpq knows: no binding then.
+        session = self._server.backend_pid == self._connection.info.backend_pid
+        batch = self._patiently(
+            lambda r: r.claim_batch(turn.policy, batch=size, worker=self.name, rescan=rescan, session=session)
+        )
+        if rescan:
+            turn.rescanned(began, time.monotonic() - began)
+        return batch
+
+    def _settle(self, batch: Batch) -> Counter[str]:
+        """Expire a claim, through deadlocks and through lost connections: asking again is safe."""
+        while True:
+            try:
+                return self._patiently(lambda r: r.expire_batch(batch.token))
+            except ReaperError as trouble:
+                if not self._is_lost(trouble) or self._stop.requested:
+                    raise
+                self._reconnect(trouble)
+
+    def _is_lost(self, trouble: ReaperError) -> bool:
+        """Whether another connection is needed: this one is dead, or leads to a node that cannot work."""
+        if not isinstance(trouble, (DatabaseUnavailable, WrongTransaction)):
+            return False
+        state = trouble.sqlstate or ""
+        return self._connection is None or self._connection.closed or state.startswith(("25", "57P", "RP004"))
+
+    def _give_back(self, batch: Batch, run: PolicyRun) -> None:
+        """Release a claim if that is possible now; otherwise its lease lapses."""
+        self._stop.settle()
+        try:
+            run.released += self._patiently(lambda r: r.release(batch.token))
+        except ReaperError:
+            run.lost += batch.holds
+
+    def _failed(self, turn: _Turn, run: PolicyRun, error: ReaperError) -> None:
+        """A batch raised: say so and go on with the other policies."""
+        if self._stop.requested:
+            raise _Stopped  # We cancelled it ourselves.
+        run.error = error
+        run.failures += 1
+        turn.failures += 1
+        if self.settings.daemon:
+            pause = _backoff(turn.failures, first=1.0, cap=60.0)
+            turn.resume_at = time.monotonic() + pause
+            self._log(f"policy {visible(turn.policy)}: {error.message}; trying again in {duration(pause)}")
+        else:
+            turn.done = True
+            self._log(f"policy {visible(turn.policy)}: {error.message}; nothing of that batch was changed")
+
+    def _withdrawn(self, turn: _Turn, run: PolicyRun, error: ReaperError) -> None:
+        """The policy was unregistered while we worked."""
+        turn.done = True
+        self._log(f"policy {visible(turn.policy)} is no longer registered")
+        if turn.policy in self.settings.policies:
+            run.error, run.failures = error, run.failures + 1
+
+    # -- calls
+
+    def _patiently(self, call: Callable[[Reaper], _R]) -> _R:
+        """Run one call; a deadlock, a serialization failure or a lock that did not come is tried again."""
+        for attempt in range(1, _BUSY_TRIES + 1):
+            try:
+                return self._call(call)
+            except DatabaseBusy:
+                if attempt == _BUSY_TRIES or self._stop.forced:
+                    raise
+                time.sleep(random.uniform(0.5, 1.0) * min(0.01 * 3**attempt, 1.0))  # noqa: S311
+        raise AssertionError  # pragma: no cover
+
+    def _call(self, call: Callable[[Reaper], _R]) -> _R:
+        connection = self._connection
+        if connection is None or self._server is None:
+            raise DatabaseUnavailable("the connection to the database is lost")
+        if self._server.repeats_reads:
+            # The role's default is another level.  A transaction of our own says what it needs;
+            # changing the session would leak through a pooler.
+            with _translated(), connection.transaction():
+                return call(Reaper(connection))
+        return call(Reaper(connection))
+
+    def _retrying(self, call: Callable[[Reaper], _R]) -> _R:
+        """Run a call that may simply be repeated on a new connection."""
+        while True:
+            try:
+                return self._patiently(call)
+            except ReaperError as trouble:
+                if not self._is_lost(trouble):
+                    raise
+                self._reconnect(trouble)
+
+    # -- policies
+
+    def _list_policies(self, reaper: Reaper) -> None:
+        """Refresh the round: keep the turns of policies that are still there, add new ones."""
+        registered = reaper.batches()
+        for name in self.settings.policies:
+            if name not in registered and not self._turns:
+                raise _unknown(name, list(registered))
+        wanted = list(dict.fromkeys(self.settings.policies)) or list(registered)
+        known = {turn.policy: turn for turn in self._turns}
+        self._turns = []
+        for name in wanted:
+            size = self.settings.batch or registered.get(name, 1)
+            turn = known.get(name) or _Turn(name, size)
+            turn.full_batch = size
+            turn.batch = min(turn.batch, size)
+            if name in registered:
+                turn.done = turn.done and not self.settings.daemon
+            self._turns.append(turn)
+        self._listed_at = time.monotonic()
+
+    def _look_for_suspended(self) -> None:
+        """A suspended policy claims nothing and looks drained: tell the two apart at the end of a run."""
+        names = [t.policy for t in self._turns]
+        if names:
+            self.result.suspended = self._retrying(lambda r: r.suspended(names))
+            for name in self.result.suspended:
+                self._log(f"policy {visible(name)} is suspended: `pgreaper status` says why")
+
+    # -- waiting
+
+    def _rest(self, *, progressed: bool) -> None:
+        """Sleep until there may be work, at most for a poll; not at all while there is."""
+        self._report()
+        if progressed:
+            self._idle = 0
+            return
+        now = time.monotonic()
+        if now - self._listed_at > self.settings.poll:
+            self._retrying(self._list_policies)
+        cap = self.settings.poll * random.uniform(0.8, 1.0)  # noqa: S311
+        due = self._next_due([t.policy for t in self._turns if t.resume_at <= now and not t.done])
+        waits = [cap] + [t.resume_at - now for t in self._turns if t.resume_at > now]
+        if due is not None and due > 0:
+            waits.append(due)
+            self._idle = 0
+        elif due is not None:
+            # Due, and yet not to be had: locked, leased elsewhere, paused.  Look less and less often.
+            self._idle += 1
+            waits.append(_backoff(self._idle, first=0.01, cap=cap))
+        if self.settings.max_seconds is not None:
+            waits.append(self.settings.max_seconds - (now - self._started))
+        self._stop.wait(max(min(waits), 0.001))
+
+    def _next_due(self, policies: list[str]) -> float | None:
+        try:
+            return self._retrying(lambda r: r.next_due(policies))
+        except UnknownPolicy:
+            self._listed_at = 0.0  # One was unregistered: list them again before the next look.
+        except ReaperError:
+            # One of them is broken, which is told when it is claimed from; it must not delay the others.
+            if len(policies) > 1:
+                waits = [self._next_due([policy]) for policy in policies]
+                return min((w for w in waits if w is not None), default=None)
+        return None
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now - self._reported_at >= _REPORT_EVERY:
+            done = self.result.expired - self._reported
+            if done:
+                self._log(f"{count(done)} expired in the last {duration(now - self._reported_at)}")
+            self._reported_at, self._reported = now, self.result.expired
+
+    # -- connections
+
+    def _connect(self, *, first: bool = False) -> None:
+        """Connect, waiting as long as this kind of run may wait.  Raises the trouble when that is over."""
+        while True:
+            try:
+                self._open()
+            except DatabaseUnavailable as trouble:
+                if not self._may_wait(trouble, first=first):
+                    raise
+                self._pause(trouble)
+            else:
+                return
+
+    def _open(self) -> None:
+        with self._stop.connecting():
+            connection = connect(self._address, name=self.name)
+        self._connection = connection
+        self._stop.watch(connection)
+        reaper = Reaper(connection)
+        self._server = reaper.server()
+        reaper.require_version(self._server.version)
+        if self._server.read_only:
+            self._disconnect()
+            raise DatabaseUnavailable(
+                "the server is a standby: it is read-only"
+                if self._server.standby
+                else "the database is read-only for this role",
+                hint="Connect to the primary (target_session_attrs=read-write finds it), or try later.",
+                sqlstate="25006",
+            )
+        if self._server.repeats_reads:
+            connection.isolation_level = IsolationLevel.READ_COMMITTED
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        self._stop.watch(None)
+        if connection is not None:
+            connection.close()
+
+    def _may_wait(self, trouble: ReaperError, *, first: bool) -> bool:
+        if self._stop.requested:
+            raise _Stopped
+        if self.settings.daemon:
+            return True
+        if first and not (isinstance(trouble, Unreachable) and trouble.waiting):
+            return False  # A cron job says at once what is wrong; it comes back anyway.
+        self._troubled_since = self._troubled_since or time.monotonic()
+        return time.monotonic() - self._troubled_since < _PATIENCE
+
+    def _pause(self, trouble: ReaperError) -> None:
+        """Back off before the next attempt, with one line that says so."""
+        self._setbacks += 1
+        cap = _BACKOFF_CAP if self.settings.daemon else _PATIENCE / 10
+        seconds = _backoff(self._setbacks, first=_BACKOFF_FIRST, cap=cap)
+        self._log(f"{trouble.message}; trying again in {duration(seconds)}")
+        self._stop.wait(seconds)
+
+    def _reconnect(self, trouble: ReaperError) -> None:
+        """After trouble: a new connection.  Raises the trouble when this run has waited long enough for one."""
+        self._disconnect()
+        if not self._may_wait(trouble, first=False):
+            raise trouble
+        self._pause(trouble)
+        self._connect()
+        self.result.reconnects += 1
+        self._log("connected again")
+
+
+def _backoff(attempt: int, *, first: float, cap: float) -> float:
+    """Seconds before the attempt after the ``attempt``-th failure: doubling, capped, half of it random."""
+    return min(cap, first * 2.0 ** min(attempt - 1, 40)) * random.uniform(0.5, 1.0)  # noqa: S311
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Errors of begin and commit, which no Reaper method sees."""
+    from pgreaper.errors import translate
+
+    failure = None
+    try:
+        yield
+    except psycopg.Error as error:
+        failure = translate(error)
+    if failure is not None:
+        raise failure
+
+
+def _unknown(name: str, registered: list[str]) -> UnknownPolicy:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, registered, 1)
+    hint = (
+        "`pgreaper policies` lists the registered ones."
+        if registered
+        else "No policy is registered yet: `pgreaper register` adds one."
+    )
+    return UnknownPolicy(
+        f"there is no policy {visible(name)}",
+        hint=f"Did you mean {visible(near[0])}?" if near else hint,
+        sqlstate="RP002",
+    )
