@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import shlex
 import shutil
 import signal
@@ -89,7 +88,7 @@ class Cluster:
     ``settings`` go into ``postgresql.conf``.  The defaults are real: ``fsync`` is on unless it is
     switched off there.  With ``keep`` the server goes on when the block ends without an exception;
     ``connect_command`` and ``stop_command`` say how to use it and how to end it.  ``bindir`` overrides
-    the search of :func:`find_bindir`.
+    the search of :func:`find_bindir`, ``parent`` the folder for temporary folders.
 
     As root the server runs as ``nobody`` (or ``postgres``): PostgreSQL refuses to be root.  Raises
     :class:`ClusterError` when there are no binaries or the server does not start.
@@ -103,9 +102,11 @@ class Cluster:
         settings: Mapping[str, Setting] | None = None,
         keep: bool = False,
         bindir: Path | None = None,
+        parent: Path | None = None,
     ) -> None:
         self.bindir = bindir or find_bindir()
         self.keep = keep
+        self._parent = parent
         self._settings = _SETTINGS | dict(settings or {})
         self._user = _unprivileged() if os.geteuid() == 0 else None
         self._room: Path | None = None
@@ -268,7 +269,7 @@ class Cluster:
 
     def _prepare(self) -> None:
         """Make the folder, put its guard beside it, initialise the data directory."""
-        self._room = Path(tempfile.mkdtemp(prefix="pgreaper-", dir=_parent(self._user)))
+        self._room = Path(tempfile.mkdtemp(prefix="pgreaper-", dir=self._parent or _temporary(self._user)))
         self._guard = subprocess.Popen(
             ["/bin/sh", "-c", _GUARD, "pgreaper-guard", str(self._room)],
             stdin=subprocess.PIPE,
@@ -279,12 +280,7 @@ class Cluster:
         )
         if self._user is not None:
             os.chown(self._room, self._user.pw_uid, self._user.pw_gid)
-        try:
-            answer = self._call("postgres", "--version")
-        except PermissionError:
-            self.bindir = self._copy_binaries()
-            answer = self._call("postgres", "--version")
-        self._version = re.sub(r"^\D*([\d.]+|\d+\w+).*$", r"\1", answer.strip())
+        self._version = self._ask_version()
         # Locale C exists everywhere, C.UTF-8 does not (macOS); no sync: an empty cluster is soon made again.
         self._call(
             "initdb",
@@ -299,6 +295,20 @@ class Cluster:
         settings = self._settings | {"unix_socket_directories": str(self._room)}
         with (self.data_dir / "postgresql.conf").open("a") as file:
             file.writelines(f"{name} = {_literal(value)}\n" for name, value in settings.items())
+
+    def _ask_version(self) -> str:
+        """Return the server's version; moves the programs first when the server's user cannot run them."""
+        try:
+            answer = self._call("postgres", "--version")
+        except PermissionError:
+            self.bindir = self._copy_binaries()
+            try:
+                answer = self._call("postgres", "--version")
+            except PermissionError:
+                raise ClusterError(
+                    f"no program may run from {self.room.parent}", hint="Name another folder in TMPDIR."
+                ) from None
+        return answer.removeprefix("postgres (PostgreSQL)").split()[0]
 
     def _call(self, program: str, *arguments: str) -> str:
         try:
@@ -438,7 +448,7 @@ def _unprivileged() -> pwd.struct_passwd:
     )
 
 
-def _parent(user: pwd.struct_passwd | None) -> str | None:
+def _temporary(user: pwd.struct_passwd | None) -> str | None:
     """Return the folder for temporary folders: the usual one, unless its name is too long or `user` cannot enter it."""
     usual = Path(tempfile.gettempdir())
     private = user is not None and any(not part.stat().st_mode & 0o001 for part in (usual, *usual.parents))
