@@ -11,6 +11,9 @@ Results arrive in binary through loaders on this module's own cursors: no sessio
 setting (``DateStyle``, ``TimeZone``, ``IntervalStyle``) and no adapter of the caller
 changes them, and a deadline of ``-infinity`` or before Christ is clamped to
 ``datetime.min`` in UTC where psycopg would refuse it (``infinity`` to ``datetime.max``).
+
+The answers are in :mod:`pgreaper.records`, which each method imports when it is first
+called: a worker that only counts starts without them.
 """
 
 import json
@@ -19,7 +22,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 import psycopg
@@ -41,6 +44,9 @@ from pgreaper.errors import (
     WrongTransaction,
     translate,
 )
+
+if TYPE_CHECKING:
+    from pgreaper.records import Change, HistoryEntry, Hold, Outcome, Policy, PolicyStatus, Preview
 
 SQL_VERSION: Final = "0.1"
 """The version of the SQL interface that this driver speaks."""
@@ -75,138 +81,12 @@ class ServerState:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One setting that a registration changed; ``old_value`` is None for a new policy."""
-
-    setting: str
-    old_value: str | None
-    new_value: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """What a run would meet now."""
-
-    policy: str
-    due: int
-    oldest_deadline: datetime | None
-    locked: int
-    leased: int
-    retrying: int
-    dead: int
-    no_deadline: int
-    no_state: int
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """One leased hold.  ``payload`` has the registered payload columns."""
-
-    token: UUID
-    key: str
-    deadline: datetime
-    attempt: int
-    claim_until: datetime
-    payload: dict[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
 class Batch:
     """A claim as a whole: ``holds`` are leased under ``token`` until ``claim_until``."""
 
     token: UUID
     holds: int
     claim_until: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one hold: one of :data:`OUTCOMES`, and the state that was found."""
-
-    key: str
-    outcome: str
-    state: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryEntry:
-    """Something that happened to a hold; see the view ``pgreaper.history``."""
-
-    policy: str
-    key: str | None
-    deadline: datetime | None
-    outcome: str
-    state: str | None
-    worker: str | None
-    token: UUID | None
-    at: datetime
-    attempts: int | None
-    error_class: str | None
-    sqlstate: str | None
-    constraint_name: str | None
-    actor: str | None
-    reason: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyStatus:
-    """How a policy is doing; see the view ``pgreaper.status``.  ``due`` is a floor when ``due_capped``."""
-
-    policy: str
-    target: str
-    owner: str
-    state: str
-    reason: str | None
-    due: int | None
-    due_capped: bool
-    oldest_deadline: datetime | None
-    oldest_due: timedelta | None
-    leased: int
-    retrying: int
-    dead: int
-    expired: int
-    already_done: int
-    not_eligible: int
-    objective: timedelta
-    lateness_p50: timedelta | None
-    lateness_p99: timedelta | None
-    lateness_max: timedelta | None
-    finish_p50: timedelta | None
-    finish_p99: timedelta | None
-    last_success: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """A registered policy, as ``pgreaper.policies`` has it."""
-
-    policy: str
-    target_schema: str
-    target_table: str
-    key_columns: list[str]
-    deadline_column: str
-    status_column: str | None
-    held: list[str] | None
-    expired: str | None
-    stamp_column: str | None
-    set_values: dict[str, Any]
-    zone: str | None
-    stamp_zone: str | None
-    grace: timedelta
-    payload_columns: list[str]
-    lease: timedelta
-    batch: int
-    max_attempts: int
-    permanent_attempts: int
-    backoff_base: timedelta
-    backoff_cap: timedelta
-    rate_limit: float | None
-    max_claims: int | None
-    owner: str
-    objective: timedelta
-    paused_at: datetime | None
-    pause_reason: str | None
-    registered_at: datetime
 
 
 class Reaper:
@@ -281,13 +161,15 @@ class Reaper:
         max_claims: int | None = None,
         objective: Interval = "1 minute",
         dry_run: bool = False,
-    ) -> list[Change]:
+    ) -> "list[Change]":
         """
         Register a policy, or bring it to these settings; returns what changed, nothing when nothing did.
 
         ``target`` is written as in SQL: ``shop.bookings``, ``'"PaymentRequests"'``.  Declarative:
         what the call omits has its default.  Raises RegistrationRefused or InvalidInput.
         """
+        from pgreaper.records import Change
+
         return [
             Change(*row)
             for row in self._query(
@@ -325,8 +207,10 @@ class Reaper:
         """Let a paused policy go on.  Returns whether that changed anything."""
         return self._truth("select pgreaper.reaper_resume(%s::text)", policy)
 
-    def policies(self) -> list[Policy]:
+    def policies(self) -> "list[Policy]":
         """Return the registered policies by name."""
+        from pgreaper.records import Policy
+
         return [
             Policy(*row)
             for row in self._query(
@@ -345,8 +229,10 @@ class Reaper:
 
     # -- work
 
-    def preview(self, policy: str) -> Preview:
+    def preview(self, policy: str) -> "Preview":
         """Tell what a run would meet now; writes nothing."""
+        from pgreaper.records import Preview
+
         (row,) = self._query(
             "select policy, due, oldest_deadline, locked, leased, retrying, dead, no_deadline, no_state"
             " from pgreaper.reaper_preview(%s::text)",
@@ -362,13 +248,15 @@ class Reaper:
         worker: str | None = None,
         rescan: bool = False,
         session: bool = False,
-    ) -> list[Hold]:
+    ) -> "list[Hold]":
         """
         Lease up to ``batch`` due holds (default: the policy's batch).  Empty: nothing to do, nothing written.
 
         ``rescan`` begins again at the oldest deadline, for holds that the forward cursor has passed;
         ``session`` binds the claim to this connection, see the documentation of ``reaper_claim``.
         """
+        from pgreaper.records import Hold
+
         return [
             Hold(*row)
             for row in self._query(
@@ -393,13 +281,15 @@ class Reaper:
         )  # fmt: skip
         return Batch(*rows[0]) if rows else None
 
-    def expire(self, token: UUID, *, keys: Sequence[str] | None = None) -> list[Outcome]:
+    def expire(self, token: UUID, *, keys: Sequence[str] | None = None) -> "list[Outcome]":
         """
         Make the guarded transition for a claim's holds, or for those of ``keys``.
 
         Without ``keys`` it finishes the claim.  Repeat it when the reply was lost: it answers what was
         recorded.  Raises LeaseLost when the lease was taken back.
         """
+        from pgreaper.records import Outcome
+
         return [Outcome(*row) for row in self._query("select key, outcome, state" + _EXPIRE, token, _texts(keys))]
 
     def expire_batch(self, token: UUID) -> Counter[str]:
@@ -458,8 +348,10 @@ class Reaper:
 
     # -- seeing it
 
-    def history(self, policy: str, key: str) -> list[HistoryEntry]:
+    def history(self, policy: str, key: str) -> "list[HistoryEntry]":
         """Everything that happened to one hold, oldest first."""
+        from pgreaper.records import HistoryEntry
+
         return [
             HistoryEntry(*row)
             for row in self._query(
@@ -469,8 +361,10 @@ class Reaper:
             )
         ]  # fmt: skip
 
-    def status(self, policies: Sequence[str] | None = None) -> list[PolicyStatus]:
+    def status(self, policies: Sequence[str] | None = None) -> "list[PolicyStatus]":
         """How these policies (default: all) are doing, by name; counts are bounded, so this may be polled."""
+        from pgreaper.records import PolicyStatus
+
         return [
             PolicyStatus(*row)
             for row in self._query(
@@ -482,17 +376,6 @@ class Reaper:
             )
         ]  # fmt: skip
 
-    def suspended(self, policies: Sequence[str]) -> list[str]:
-        """Which of these policies were suspended because everything failed."""
-        return [
-            str(name)
-            for (name,) in self._query(
-                "select policy from pgreaper.status"
-                " where policy = any(%s::text[]) and state = 'suspended' order by policy",
-                list(policies),
-            )
-        ]
-
     # -- how
 
     def _query(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
@@ -501,7 +384,7 @@ class Reaper:
             with psycopg.Cursor(self.connection, row_factory=tuple_row) as cursor:
                 for oid, loader in _LOADERS:
                     cursor.adapters.register_loader(oid, loader)
-                cursor.execute(sql, parameters or None, prepare=False, binary=True)  # type: ignore[arg-type]
+                cursor.execute(sql, parameters or None, prepare=False, binary=True)
                 return cursor.fetchall()
         except psycopg.Error as error:
             failure = translate(error)

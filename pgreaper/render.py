@@ -110,7 +110,7 @@ def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: 
 def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
     widths = [max([len(c.title), *(len(row[i]) for row in rows)]) for i, c in enumerate(columns)]
     kept = list(range(len(columns)))
-    while sum(widths[i] + 2 for i in kept) > width and any(columns[i].priority for i in kept):
+    while sum(widths[i] + 3 for i in kept) - 3 > width and any(columns[i].priority for i in kept):
         kept.remove(max(kept, key=lambda i: (columns[i].priority, i)))
     return kept
 

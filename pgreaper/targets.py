@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from pgreaper.api import Policy
+from pgreaper.records import Policy
 from pgreaper.text import quoted
 
 

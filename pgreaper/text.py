@@ -65,16 +65,19 @@ def duration(value: timedelta | float | None) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
-    for size, unit, lower, lower_unit in (
-        (60, "min", 1, "s"),
-        (3600, "h", 60, "min"),
-        (86400, "d", 3600, "h"),
-        (365 * 86400, "y", 86400, "d"),
-    ):
-        if whole < {60: 3600, 3600: 86400, 86400: 365 * 86400}.get(size, whole + 1):
-            rest = whole % size // lower
-            return f"{whole // size:,} {unit}" + (f" {rest} {lower_unit}" if rest else "")
-    raise AssertionError  # pragma: no cover  (the last unit takes everything)
+    for limit, size, unit, part, part_unit in _UNITS:
+        if whole < limit:
+            break
+    rest = whole % size // part
+    return f"{whole // size:,} {unit}" + (f" {rest} {part_unit}" if rest else "")
+
+
+_UNITS = (
+    (3600, 60, "min", 1, "s"),
+    (86400, 3600, "h", 60, "min"),
+    (365 * 86400, 86400, "d", 3600, "h"),
+    (float("inf"), 365 * 86400, "y", 86400, "d"),
+)
 
 
 def instant(value: datetime | None) -> str:
@@ -100,7 +103,8 @@ _RESERVED = frozenset(
     "distinct do else end except false fetch for foreign from grant group having in initially intersect into lateral "
     "leading limit localtime localtimestamp not null offset on only or order placing primary references returning "
     "select session_user some symmetric system_user table then to trailing true union unique user using variadic when "
-    "where window with authorization binary collation concurrently cross current_schema freeze full ilike inner is isnull "
+    "where window with "
+    "authorization binary collation concurrently cross current_schema freeze full ilike inner is isnull "
     "join left like natural notnull outer overlaps right similar tablesample verbose".split()
 )
 

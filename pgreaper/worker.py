@@ -105,7 +105,6 @@ class Run:
     trouble: ReaperError | None = None
     signal: int | None = None
     forced: bool = False
-    suspended: list[str] = field(default_factory=list)
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -129,7 +128,7 @@ class Run:
         broken = [p for p in self.policies.values() if p.failed]
         if broken and all(isinstance(p.error, DatabaseUnavailable) for p in broken):
             return DatabaseUnavailable.exit_code
-        return 1 if broken or self.suspended else 0
+        return 1 if broken else 0
 
 
 class _Stopped(BaseException):
@@ -353,7 +352,6 @@ class Worker:
                 self._rest(progressed=progressed)
             elif all(turn.done for turn in self._turns):
                 self.result.ended = "once" if self.settings.once else "drained"
-                self._look_for_suspended()
                 return
 
     def _over(self) -> bool:
@@ -565,14 +563,6 @@ class Worker:
                 turn.done = turn.done and not self.settings.daemon
             self._turns.append(turn)
         self._listed_at = time.monotonic()
-
-    def _look_for_suspended(self) -> None:
-        """A suspended policy claims nothing and looks drained: tell the two apart at the end of a run."""
-        names = [t.policy for t in self._turns]
-        if names:
-            self.result.suspended = self._retrying(lambda r: r.suspended(names))
-            for name in self.result.suspended:
-                self._log(f"policy {visible(name)} is suspended: `pgreaper status` says why")
 
     # -- waiting
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from uuid import UUID
 
 import click
@@ -43,6 +43,40 @@ def common_options(function: _F) -> _F:
     ):
         function = option(function)
     return function
+
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[int | float]
+else:
+    _ParamType = click.ParamType  # older versions of click cannot be subscripted
+
+
+class _Number(_ParamType):
+    """A number above zero; says so in a sentence instead of an interval."""
+
+    def __init__(self, kind: type[int] | type[float], most: float = math.inf) -> None:
+        self._kind = kind
+        self._most = most
+        self.name = kind.__name__
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
+        try:
+            number = self._kind(value)
+        except ValueError:
+            number = 0
+        if not 0 < number <= self._most:
+            self._refuse(value, param, ctx)
+        return number
+
+    def _refuse(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NoReturn:
+        what = "a whole number" if self._kind is int else "a number of seconds"
+        most = "" if self._most == math.inf else f" and at most {self._most:,}"
+        self.fail(f"{visible(str(value))} is not {what} above 0{most}", param, ctx)
+
+
+SECONDS = _Number(float, 1e9)
+COUNT = _Number(int, 10**15)
+BATCH = _Number(int, 10_000)
 
 
 def read_only_error(*, standby: bool) -> DatabaseUnavailable:

@@ -2,9 +2,9 @@
 
 import click
 
-from pgreaper.api import Policy
 from pgreaper.cli.common import common_options, database, document, emit, unknown_policy
 from pgreaper.errors import UnknownPolicy
+from pgreaper.records import Policy
 from pgreaper.render import Column, show_line, show_table
 from pgreaper.text import duration, instant, quoted, visible
 

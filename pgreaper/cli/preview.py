@@ -2,9 +2,9 @@
 
 import click
 
-from pgreaper.api import Preview
 from pgreaper.cli.common import common_options, database, document, emit, unknown_policy
 from pgreaper.errors import UnknownPolicy
+from pgreaper.records import Preview
 from pgreaper.render import show_facts
 from pgreaper.text import count, instant, visible
 

@@ -8,9 +8,10 @@ import click
 import psycopg
 from psycopg.rows import tuple_row
 
-from pgreaper.api import Change, Policy, Reaper
+from pgreaper.api import Reaper
 from pgreaper.cli.common import common_options, database, document, emit
 from pgreaper.errors import InvalidInput, ReaperError, RegistrationRefused
+from pgreaper.records import Change, Policy
 from pgreaper.render import Column, show_facts, show_line, show_table
 from pgreaper.targets import IndexAdvice, index_advice
 from pgreaper.text import duration, quoted, visible
@@ -65,16 +66,16 @@ _INTERVALS = ("grace", "lease", "backoff_base", "backoff_cap", "objective")
 @click.option("--dry-run", is_flag=True, help="Check everything, store nothing.")
 @common_options
 def register(*, policy: str, table: str, database_url: str | None, as_json: bool, **options: Any) -> None:
-    r"""
+    """
     Say which rows of TABLE are holds, and what expiring does to them.
 
     Declarative: the same call again changes nothing, another call changes the policy to what it says.
     TABLE is written as in SQL: shop.bookings, or '"PaymentRequests"'; it may be a simple view.
 
     \b
-      pgreaper register bookings shop.bookings --deadline hold_until \
+      pgreaper register bookings shop.bookings --deadline hold_until \\
         --status status --held held --expired expired --owner shop-team
-    """
+    """  # noqa: D301  click reads the \\b
     dry_run = bool(options["dry_run"])
     with database(database_url, writes=True) as reaper:
         target = _resolve(reaper.connection, table)
@@ -264,11 +265,7 @@ def _facts(policy: Policy) -> list[tuple[str, str] | None]:
         held, ends = f"{policy.stamp_column} is null", []
     else:
         states = policy.held or []
-        held = (
-            f"{policy.status_column} = {states[0]}"
-            if len(states) == 1
-            else f"{policy.status_column} in {', '.join(states)}"
-        )
+        held = f"{policy.status_column} {'=' if len(states) == 1 else 'in'} {', '.join(states)}"
         ends = [f"{policy.status_column} = {policy.expired}"]
     if policy.stamp_column:
         ends.append(f"{policy.stamp_column} = the time")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pgreaper.api import PolicyStatus, Reaper
-from pgreaper.cli.common import common_options, database, document, emit, unknown_policy
+from pgreaper.api import Reaper
+from pgreaper.cli.common import SECONDS, common_options, database, document, emit, unknown_policy
 from pgreaper.errors import DatabaseUnavailable
+from pgreaper.records import PolicyStatus
 from pgreaper.render import STATE_STYLES, Column, console, is_terminal, rich_table, show_facts, show_line, show_table
 from pgreaper.text import count, duration, instant, visible
 
@@ -35,7 +36,7 @@ _COLUMNS = [
 @click.command()
 @click.argument("policy", required=False)
 @click.option("--watch", is_flag=True, help="Look again and again until Ctrl-C.")
-@click.option("--interval", type=click.FloatRange(0.1), default=2.0, show_default=True, metavar="SECONDS",
+@click.option("--interval", type=SECONDS, default=2, show_default=True, metavar="SECONDS",
               help="How often --watch looks.")  # fmt: skip
 @common_options
 def status(policy: str | None, *, watch: bool, interval: float, database_url: str | None, as_json: bool) -> None:

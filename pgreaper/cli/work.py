@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pgreaper.api import OUTCOMES
-from pgreaper.cli.common import common_options, emit
+from pgreaper.cli.common import BATCH, COUNT, SECONDS, common_options, emit
 from pgreaper.connection import resolve
 from pgreaper.errors import ReaperError
 from pgreaper.text import count, duration, one_line, visible
@@ -24,16 +24,12 @@ _SHOW_EVERY = 0.2
 @click.argument("policies", metavar="[POLICY]...", nargs=-1)
 @click.option("--once", is_flag=True, help="One batch per policy, then exit.")
 @click.option("--daemon", is_flag=True, help="Stay, and expire each hold when its deadline comes.")
-@click.option("--max-rows", type=click.IntRange(1), metavar="N", help="Expire at most N holds.")
-@click.option(
-    "--max-seconds", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Claim nothing more after that."
-)
-@click.option(
-    "--batch", type=click.IntRange(1, 10_000), metavar="N", help="Holds a claim takes.  [default: the policy's]"
-)
-@click.option("--poll", type=click.FloatRange(0, min_open=True), default=5.0, show_default=True, metavar="SECONDS",
+@click.option("--max-rows", type=COUNT, metavar="N", help="Expire at most N holds.")
+@click.option("--max-seconds", type=SECONDS, metavar="SECONDS", help="Claim nothing more after that.")
+@click.option("--batch", type=BATCH, metavar="N", help="Holds a claim takes.  [default: the policy's]")
+@click.option("--poll", type=SECONDS, default=5, show_default=True, metavar="SECONDS",
               help="Longest sleep of the daemon.")  # fmt: skip
-@click.option("--shutdown-timeout", type=click.FloatRange(0, min_open=True), default=20.0, show_default=True,
+@click.option("--shutdown-timeout", type=SECONDS, default=20, show_default=True,
               metavar="SECONDS", help="After SIGTERM or Ctrl-C, be gone within that.")  # fmt: skip
 @common_options
 def work(
@@ -115,13 +111,13 @@ class _Screen:
 
     def progress(self, worker: Worker) -> None:
         """Redraw the progress line, a few times a second."""
+        done = worker.result.expired
+        if self._expected is None:
+            # Asked once and early, while the table's statistics still hold; from then on it is subtraction.
+            self._expected = done + worker.remaining()
         now = time.monotonic()
         if now - self._started < _SHOW_AFTER or now - self._drawn_at < _SHOW_EVERY:
             return
-        done = worker.result.expired
-        if self._expected is None:
-            # Asked once, when it turns out to take a while; from then on it is subtraction.
-            self._expected = done + worker.remaining()
         line = progress_line(done, self._expected - done, now - self._started)
         columns = _columns()
         with self._lock:
@@ -150,9 +146,10 @@ def _rounded(number: int) -> int:
 
 def _columns() -> int:
     try:
-        return int(os.get_terminal_size(sys.stderr.fileno()).columns) or 80
+        size: os.terminal_size = os.get_terminal_size(sys.stderr.fileno())
     except OSError:
         return 80
+    return size.columns or 80
 
 
 def _document(run: Run) -> dict[str, Any]:
@@ -163,7 +160,6 @@ def _document(run: Run) -> dict[str, Any]:
         "seconds": round(run.seconds, 6),
         "reconnects": run.reconnects,
         "outcomes": {outcome: run.outcomes[outcome] for outcome in OUTCOMES},
-        "suspended": run.suspended,
         "policies": [
             {
                 "policy": p.policy,

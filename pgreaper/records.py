@@ -1,0 +1,132 @@
+"""What the functions of schema ``pgreaper`` answer: one frozen record per kind of row."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One setting that a registration changed; ``old_value`` is None for a new policy."""
+
+    setting: str
+    old_value: str | None
+    new_value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a run would meet now."""
+
+    policy: str
+    due: int
+    oldest_deadline: datetime | None
+    locked: int
+    leased: int
+    retrying: int
+    dead: int
+    no_deadline: int
+    no_state: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """One leased hold.  ``payload`` has the registered payload columns."""
+
+    token: UUID
+    key: str
+    deadline: datetime
+    attempt: int
+    claim_until: datetime
+    payload: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one hold: one of :data:`pgreaper.api.OUTCOMES`, and the state that was found."""
+
+    key: str
+    outcome: str
+    state: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """Something that happened to a hold; see the view ``pgreaper.history``."""
+
+    policy: str
+    key: str | None
+    deadline: datetime | None
+    outcome: str
+    state: str | None
+    worker: str | None
+    token: UUID | None
+    at: datetime
+    attempts: int | None
+    error_class: str | None
+    sqlstate: str | None
+    constraint_name: str | None
+    actor: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStatus:
+    """How a policy is doing; see the view ``pgreaper.status``.  ``due`` is a floor when ``due_capped``."""
+
+    policy: str
+    target: str
+    owner: str
+    state: str
+    reason: str | None
+    due: int | None
+    due_capped: bool
+    oldest_deadline: datetime | None
+    oldest_due: timedelta | None
+    leased: int
+    retrying: int
+    dead: int
+    expired: int
+    already_done: int
+    not_eligible: int
+    objective: timedelta
+    lateness_p50: timedelta | None
+    lateness_p99: timedelta | None
+    lateness_max: timedelta | None
+    finish_p50: timedelta | None
+    finish_p99: timedelta | None
+    last_success: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A registered policy, as ``pgreaper.policies`` has it."""
+
+    policy: str
+    target_schema: str
+    target_table: str
+    key_columns: list[str]
+    deadline_column: str
+    status_column: str | None
+    held: list[str] | None
+    expired: str | None
+    stamp_column: str | None
+    set_values: dict[str, Any]
+    zone: str | None
+    stamp_zone: str | None
+    grace: timedelta
+    payload_columns: list[str]
+    lease: timedelta
+    batch: int
+    max_attempts: int
+    permanent_attempts: int
+    backoff_base: timedelta
+    backoff_cap: timedelta
+    rate_limit: float | None
+    max_claims: int | None
+    owner: str
+    objective: timedelta
+    paused_at: datetime | None
+    pause_reason: str | None
+    registered_at: datetime
