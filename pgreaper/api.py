@@ -394,7 +394,8 @@ class Reaper:
     def _understood(self, failure: ReaperError) -> ReaperError:
         """Tell apart what only the caller of this module can: whose table, whose argument, which version."""
         original = failure.original
-        if original is None or original.diag.context is not None:
+        # In any language a function's frame says "SQL" or "PL/pgSQL"; an argument's does not.
+        if original is None or "SQL" in (original.diag.context or ""):
             return failure
         if isinstance(failure, NotInstalled):
             if isinstance(original, psycopg.errors.UndefinedFunction) and self._has_version():

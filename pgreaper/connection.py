@@ -163,8 +163,8 @@ def _first_sentence(text: str) -> str:
     kept = [line for line in lines if line and not line.endswith("?")]
     if any(line.startswith("Multiple connection attempts") for line in kept):
         kept = [line.partition(": ")[2] or line for line in kept if line.startswith("- ")]
-    line = "; ".join(dict.fromkeys(part.removeprefix("connection failed: ") for part in kept[:3]))
-    return one_line(line.replace("connection to server at ", "").replace("connection to server on ", ""))
+    parts = (part.removeprefix("connection failed: ").removeprefix("connection is bad: ") for part in kept[:3])
+    return one_line(" ".join("; ".join(dict.fromkeys(parts)).split()))
 
 
 def _advice(address: Address) -> str:

@@ -189,8 +189,11 @@ def translate(error: psycopg.Error) -> ReaperError:
         return ReaperError(diag.message_primary or state, hint=diag.message_hint, sqlstate=state, original=error)
     if state == "42501":
         return AccessDenied(
-            "the role lacks a right that this needs (SQLSTATE 42501)",
-            hint="Grant it, or connect as the role that pgreaper was granted to; --debug shows the server's words.",
+            # The server's own checks name the object and nothing else; a trigger may say anything.
+            diag.message_primary or state
+            if diag.source_function != "exec_stmt_raise"
+            else "a trigger says that the role lacks a right (SQLSTATE 42501)",
+            hint="Grant it to the role, or connect as one that has it.",
             sqlstate=state,
             original=error,
         )

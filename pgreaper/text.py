@@ -65,18 +65,16 @@ def duration(value: timedelta | float | None) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
-    for limit, size, unit, part, part_unit in _UNITS:
-        if whole < limit:
-            break
+    size, unit, part, part_unit = next(unit for limit, unit in _UNITS if whole < limit)
     rest = whole % size // part
     return f"{whole // size:,} {unit}" + (f" {rest} {part_unit}" if rest else "")
 
 
 _UNITS = (
-    (3600, 60, "min", 1, "s"),
-    (86400, 3600, "h", 60, "min"),
-    (365 * 86400, 86400, "d", 3600, "h"),
-    (float("inf"), 365 * 86400, "y", 86400, "d"),
+    (3600, (60, "min", 1, "s")),
+    (86400, (3600, "h", 60, "min")),
+    (365 * 86400, (86400, "d", 3600, "h")),
+    (float("inf"), (365 * 86400, "y", 86400, "d")),
 )
 
 

@@ -70,7 +70,7 @@ class _Number(_ParamType):
 
     def _refuse(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NoReturn:
         what = "a whole number" if self._kind is int else "a number of seconds"
-        most = "" if self._most == math.inf else f" and at most {self._most:,}"
+        most = "" if self._most == math.inf else f" and at most {self._most:,.0f}"
         self.fail(f"{visible(str(value))} is not {what} above 0{most}", param, ctx)
 
 

@@ -140,7 +140,7 @@ def progress_line(done: int, remaining: int, seconds: float) -> str:
 
 def _rounded(number: int) -> int:
     """Three digits are enough for an estimate."""
-    scale = 10 ** max(len(str(number)) - 3, 0)
+    scale: int = 10 ** max(len(str(number)) - 3, 0)
     return round(number / scale) * scale
 
 
