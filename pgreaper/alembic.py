@@ -5,14 +5,16 @@ Owns how pgreaper joins the host's run: same connection, same transaction, onlin
 and with ``--sql``.  The host's ``alembic_version`` is left alone; ours is
 ``pgreaper.schema_version``.
 
-    from pgreaper.alembic import downgrade as remove_pgreaper
-    from pgreaper.alembic import upgrade as install_pgreaper
-
     def upgrade():
-        install_pgreaper(to="0001")
+        from pgreaper.alembic import upgrade
+        upgrade(to="0001")
 
     def downgrade():
-        remove_pgreaper(to="base")
+        from pgreaper.alembic import downgrade
+        downgrade(to="base")
+
+The import stands inside the function, because Alembic loads every revision for every
+command: a host that has removed the package later can still run the others.
 
 With ``include_schemas=True`` in the host's ``env.py``, give its ``context.configure``
 our :func:`include_name`, so that autogenerate does not want to drop our tables.

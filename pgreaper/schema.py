@@ -32,7 +32,7 @@ from sqlalchemy.pool import NullPool
 
 from pgreaper import __version__
 from pgreaper.connection import connect, resolve
-from pgreaper.errors import ReaperError, VersionMismatch, translate
+from pgreaper.errors import AccessDenied, ReaperError, VersionMismatch, translate
 
 Database = str | Connection | Engine | None
 """A connection string, something of SQLAlchemy's, or None: what the environment names."""
@@ -344,7 +344,7 @@ def downgrade_steps(scripts: ScriptDirectory, to: str) -> Callable[..., Iterable
 
 
 def _ancestry(scripts: ScriptDirectory, head: str) -> set[str]:
-    return {step.revision for step in scripts.iterate_revisions(head, "base")}
+    return {step.revision for step in scripts.walk_revisions("base", head)}
 
 
 # --------------------------------------------------------------------------
@@ -478,24 +478,38 @@ def _engine(url: str | None) -> Engine:
     )
 
 
-_REFUSALS: Final = {
-    "42P06": "",  # duplicate_schema: _ARRIVE
-    "55000": "",  # object_not_in_prerequisite_state: _EXPECT
-    "55006": "",  # object_in_use: a revision that will not throw unfinished work away
-    "0A000": "",  # feature_not_supported: _ARRIVE
-    "2BP01": "Drop it, or move it elsewhere, and try again. Nothing was changed.",
-}
+_REFUSALS: Final = frozenset(
+    {
+        "0A000",  # feature_not_supported: an old server
+        "42P06",  # duplicate_schema: the schema is there already
+        "55000",  # object_not_in_prerequisite_state: a script for another revision
+        "55006",  # object_in_use: a revision that will not throw unfinished work away
+    }
+)
 
 
 def _translate(error: psycopg.Error) -> ReaperError:
+    """As everywhere, but DDL's own words may be repeated: they name objects, never a row's values."""
     state, diag = error.sqlstate, error.diag
-    if state not in _REFUSALS:
-        return translate(error)
-    message = diag.message_primary or state
-    if state == "2BP01" and diag.message_detail:
-        # "view public.mine depends on view pgreaper.status": the line that names theirs.
-        message = f"pgreaper stays installed: {'; '.join(diag.message_detail.splitlines())}"
-    return Refused(message, hint=diag.message_hint if state != "2BP01" else _REFUSALS[state], sqlstate=state, original=error)
+    message = diag.message_primary or str(state)
+    if state in _REFUSALS:
+        return Refused(message, hint=diag.message_hint, sqlstate=state, original=error)
+    if state == "2BP01":  # dependent_objects_still_exist, whose detail names them a line each
+        names = "; ".join((diag.message_detail or message).splitlines())
+        return Refused(
+            f"pgreaper stays installed: {names}",
+            hint="Nothing was changed. Drop or change what is named, then try again.",
+            sqlstate=state,
+            original=error,
+        )
+    if state == "42501":
+        return AccessDenied(
+            message,
+            hint="Installing takes CREATE on the database, uninstalling the role that installed, checking TEMPORARY.",
+            sqlstate=state,
+            original=error,
+        )
+    return translate(error)
 
 
 # --------------------------------------------------------------------------

@@ -17,11 +17,14 @@ with s as (select n.* from pg_namespace as n where n.nspname = %(schema)s),
      p as (select p.* from pg_proc as p join s on s.oid = p.pronamespace),
      t as (select t.* from pg_type as t join s on s.oid = t.typnamespace)
 select 'schema ' || s.nspname,
-       jsonb_build_array(s.nspowner::regrole, s.nspacl)
+       jsonb_build_array(s.nspowner::regrole, 
+                         (select jsonb_agg(x::text order by x::text) from unnest(coalesce(s.nspacl, acldefault('n', s.nspowner))) as x))
   from s
 union all
 select format('relation %%s', c.relname),
-       jsonb_build_array(c.relkind, c.relpersistence, c.reloptions, c.relowner::regrole, c.relacl, c.relrowsecurity,
+       jsonb_build_array(c.relkind, c.relpersistence, c.reloptions, c.relowner::regrole, c.relrowsecurity,
+                         (select jsonb_agg(x::text order by x::text)
+                            from unnest(coalesce(c.relacl, acldefault(case c.relkind when 'S' then 's' else 'r' end::"char", c.relowner))) as x),
                          c.relforcerowsecurity, c.relreplident, c.reltablespace, a.amname)
   from c left join pg_am as a on a.oid = c.relam
 union all
@@ -52,12 +55,14 @@ select format('sequence %%s', c.relname), to_jsonb(q) - 'seqrelid' from c join p
 union all
 select format('function %%s', p.oid::regprocedure),
        jsonb_build_array(p.prosrc, l.lanname, p.prokind, p.provolatile, p.proparallel, p.prosecdef, p.proisstrict,
-                         p.proleakproof, p.proretset, p.procost, p.prorows, p.proconfig, p.proowner::regrole, p.proacl,
+                         p.proleakproof, p.proretset, p.procost, p.prorows, p.proconfig, p.proowner::regrole,
+                         (select jsonb_agg(x::text order by x::text) from unnest(coalesce(p.proacl, acldefault('f', p.proowner))) as x),
                          pg_get_function_arguments(p.oid), pg_get_function_result(p.oid))
   from p join pg_language as l on l.oid = p.prolang
 union all
 select format('type %%s', t.typname),
-       jsonb_build_array(t.typtype, t.typcategory, t.typowner::regrole, t.typacl, t.typnotnull,
+       jsonb_build_array(t.typtype, t.typcategory, t.typowner::regrole, t.typnotnull,
+                         (select jsonb_agg(x::text order by x::text) from unnest(coalesce(t.typacl, acldefault('T', t.typowner))) as x),
                          format_type(t.typbasetype, t.typtypmod), t.typdefault,
                          (select jsonb_agg(e.enumlabel order by e.enumsortorder) from pg_enum as e where e.enumtypid = t.oid))
   from t
@@ -95,10 +100,12 @@ def counts(dsn: str) -> dict[str, int]:
         names = connection.execute(
             """
             select c.oid::regclass::text from pg_class as c
-             where c.relnamespace = 'pg_catalog'::regnamespace and c.relkind = 'r' and c.relname !~ '^pg_statistic'
+             where c.relnamespace = 'pg_catalog'::regnamespace and c.relkind = 'r' and not c.relisshared
+               and c.relname !~ '^pg_statistic'
             """
         ).fetchall()
-        return {name: _one(connection, f"select count(*) from {name}") for (name,) in names}
+        shared = "pg_shdepend as s join pg_database as d on d.oid = s.dbid where d.datname = current_database()"
+        return {name: _one(connection, f"select count(*) from {name}") for name in [*(row[0] for row in names), shared]}
 
 
 def sources(dsn: str) -> dict[str, bytes]:

@@ -1,0 +1,115 @@
+"""A host application with Alembic of its own, psql, and where the package's files are."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pgreaper.embedded import find_bindir
+from pgreaper.schema import Source, source
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def run(*command: str | Path, **arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **arguments)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.fixture(scope="session")
+def files() -> Source:
+    """The package's own files."""
+    return source()
+
+
+@pytest.fixture(scope="session")
+def program() -> Callable[[str], Path]:
+    """A function that finds a program of the tests' PostgreSQL."""
+    return lambda name: find_bindir() / name
+
+
+@pytest.fixture(scope="session")
+def psql(program: Callable[[str], Path]) -> Run:
+    """Run psql: ``psql(dsn, *arguments, input=text)``."""
+
+    def psql(dsn: str, *arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
+        return run(program("psql"), "--no-psqlrc", "--quiet", dsn, *arguments, **more)
+
+    return psql
+
+
+@pytest.fixture(scope="session")
+def pgreaper() -> Run:
+    """Run the command line: ``pgreaper(dsn, *arguments)``."""
+
+    def pgreaper(dsn: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return run(sys.executable, "-m", "pgreaper", *arguments, env=os.environ | {"PGREAPER_DATABASE_URL": dsn})
+
+    return pgreaper
+
+
+@dataclass
+class Host:
+    """A project as ``alembic init`` makes it, with the revisions that a test writes."""
+
+    folder: Path
+    python: str = sys.executable
+    revisions: int = 0
+
+    @property
+    def env_py(self) -> Path:
+        return self.folder / "alembic" / "env.py"
+
+    def edit_env(self, old: str, new: str) -> None:
+        text = self.env_py.read_text()
+        assert old in text
+        self.env_py.write_text(text.replace(old, new))
+
+    def revision(self, upgrade: str, downgrade: str = "pass") -> str:
+        """Write the next revision; the arguments are the lines of its two functions."""
+        below = repr(f"host{self.revisions}") if self.revisions else None
+        self.revisions += 1
+        name = f"host{self.revisions}"
+        indent = "\n    "
+        (self.folder / "alembic" / "versions" / f"{name}.py").write_text(
+            f"from alembic import op\n\nrevision = {name!r}\ndown_revision = {below}\n\n\n"
+            f"def upgrade():\n    {indent.join(upgrade.splitlines())}\n\n\n"
+            f"def downgrade():\n    {indent.join(downgrade.splitlines())}\n"
+        )
+        return name
+
+    def alembic(self, *arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:
+        """Run the host's alembic in a process of its own, after `code`."""
+        start = f"{code}\nimport sys\nfrom alembic.config import main\nmain(argv=sys.argv[1:])"
+        return run(self.python, "-c", start, *arguments, cwd=self.folder)
+
+    def succeed(self, *arguments: str, code: str = "") -> str:
+        """Run it and give its output; fail the test when it fails."""
+        result = self.alembic(*arguments, code=code)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+
+def make_host(folder: Path, dsn: str, *, driver: str = "psycopg", template: str = "generic", python: str = sys.executable) -> Host:
+    """``alembic init`` and the address of the database; nothing else differs from what everybody has."""
+    folder.mkdir()
+    made = run(python, "-m", "alembic", "init", "--template", template, "alembic", cwd=folder)
+    assert made.returncode == 0, made.stderr
+    ini = folder / "alembic.ini"
+    url = dsn.replace("postgresql://", f"postgresql+{driver}://").replace("%", "%%")
+    ini.write_text(ini.read_text().replace("driver://user:pass@localhost/dbname", url))
+    return Host(folder, python)
+
+
+@pytest.fixture
+def host(tmp_path: Path, empty_dsn: str) -> Host:
+    """A host application on an empty database (``empty_dsn``)."""
+    return make_host(tmp_path / "host", empty_dsn)
+
+
+# As pgreaper.alembic documents it.
+INSTALL = 'from pgreaper.alembic import upgrade\nupgrade(to="0001")'
+REMOVE = 'from pgreaper.alembic import downgrade\ndowngrade(to="base")'
