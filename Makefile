@@ -4,6 +4,7 @@
 #   make test   ruff, mypy and the test suite, on a real PostgreSQL
 #   make venv   only the set-up: .venv with the locked packages and this checkout
 #   make lint   ruff and mypy
+#   make bench  how fast, beside the UPDATE one would write by hand: bench/RESULTS.md
 #   make wheel  sdist and wheel in dist/
 #   make lock   resolve requirements.lock again from pyproject.toml
 #   make clean  remove what the targets made
@@ -28,7 +29,7 @@ FIND_PYTHON = for python in "$(PYTHON)" python3.13 python3.12 python3.11 python3
 
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 
-.PHONY: demo test venv lint wheel lock clean
+.PHONY: demo test venv lint bench wheel lock clean
 
 demo: venv
 	@$(BIN)/pgreaper demo
@@ -50,6 +51,9 @@ $(READY): requirements.lock pyproject.toml
 	@$(PIP) install --require-hashes --requirement requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
+
+bench: venv
+	@$(BIN)/python bench/speed.py
 
 wheel: venv
 	@rm -rf dist
