@@ -94,10 +94,7 @@ begin
     end if;
 
     if v_column.role = 'set' then
-      if v_column.name = any (policy.key_columns) then
-        raise exception 'set names the key column %', quote_ident(v_column.name)
-          using errcode = 'RP003', hint = 'A hold must keep its key.';
-      elsif v_column.name in (policy.status_column, policy.stamp_column) then
+      if v_column.name in (policy.status_column, policy.stamp_column) then
         raise exception 'set names the column %, which the transition writes already', quote_ident(v_column.name)
           using errcode = 'RP003', hint = 'Leave it out of set.';
       elsif policy.set_values ->> v_column.name is not null then
@@ -111,6 +108,9 @@ begin
   if policy.zone is not null and not v_zone_used then
     raise exception 'zone % is of no use: the columns of % say their own', quote_literal(policy.zone), v_name
       using errcode = 'RP003', hint = 'Leave out zone.';
+  elsif policy.stamp_zone is not null and policy.stamp_column is null then
+    raise exception 'stamp_zone % is of no use: policy % has no stamp column', quote_literal(policy.stamp_zone), quote_ident(policy.name)
+      using errcode = 'RP003', hint = 'Leave out stamp_zone.';
   end if;
 end;
 $function$;

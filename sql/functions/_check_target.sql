@@ -13,9 +13,9 @@ declare
   v_name constant text := class.oid::regclass::text;
 begin
   if class.relkind not in ('r', 'p', 'v') then
-    raise exception '% is a %, and only a table or a simple view can hold holds', v_name,
-      case class.relkind when 'm' then 'materialized view' when 'f' then 'foreign table' when 'i' then 'index' when 'I' then 'index'
-                         when 'S' then 'sequence' when 'c' then 'composite type' else 'relation of another kind' end
+    raise exception '% is %, and only a table or a simple view can hold holds', v_name,
+      case class.relkind when 'm' then 'a materialized view' when 'f' then 'a foreign table' when 'i' then 'an index' when 'I' then 'an index'
+                         when 'S' then 'a sequence' when 'c' then 'a composite type' else 'a relation of another kind' end
       using errcode = 'RP003', hint = 'Register the table behind it.';
   elsif class.relpersistence = 't' then
     raise exception '% is a temporary table', v_name

@@ -21,7 +21,7 @@ begin
   if current_setting('transaction_read_only') = 'on' then
     raise exception 'this node or transaction is read-only'
       using errcode = 'RP004',
-            detail = case when pg_is_in_recovery() then 'The server is a standby.' end,
+            detail = case when pg_is_in_recovery() then 'The server is a standby.' else 'transaction_read_only is on.' end,
             hint = 'Connect to the primary, or clear default_transaction_read_only.';
   end if;
 end;

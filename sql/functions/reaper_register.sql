@@ -66,25 +66,31 @@ begin
   perform pgreaper._check_target(v_class);
 
   -- Budgets.
-  if reaper_register.lease not between interval '1 second' and interval '1 day' then
-    raise invalid_parameter_value using message = format('lease must be between 1 second and 1 day, not %s', reaper_register.lease);
-  elsif reaper_register.grace < interval '0' or reaper_register.grace > interval '10 years' then
-    raise invalid_parameter_value using message = format('grace must be between 0 and 10 years, not %s', reaper_register.grace);
-  elsif reaper_register.batch not between 1 and 10000 then
-    raise invalid_parameter_value using message = format('batch must be between 1 and 10000, not %s', reaper_register.batch);
-  elsif least(reaper_register.max_attempts, reaper_register.permanent_attempts) < 1 then
+  if (reaper_register.lease between interval '1 second' and interval '1 day') is not true then
+    raise invalid_parameter_value
+      using message = format('lease must be between 1 second and 1 day, not %s', coalesce(reaper_register.lease::text, 'NULL'));
+  elsif (reaper_register.grace between interval '0' and interval '10 years') is not true then
+    raise invalid_parameter_value
+      using message = format('grace must be between 0 and 10 years, not %s', coalesce(reaper_register.grace::text, 'NULL'));
+  elsif (reaper_register.batch between 1 and 10000) is not true then
+    raise invalid_parameter_value
+      using message = format('batch must be between 1 and 10000, not %s', coalesce(reaper_register.batch::text, 'NULL'));
+  elsif (reaper_register.max_attempts >= 1 and reaper_register.permanent_attempts >= 1) is not true then
     raise invalid_parameter_value using message = 'max_attempts and permanent_attempts must be at least 1';
-  elsif reaper_register.backoff_base < interval '0' or reaper_register.backoff_cap < reaper_register.backoff_base
-    or reaper_register.backoff_cap > interval '1 year' then
+  elsif (reaper_register.backoff_base >= interval '0' and reaper_register.backoff_cap >= reaper_register.backoff_base
+         and reaper_register.backoff_cap <= interval '1 year') is not true then
     raise invalid_parameter_value using message = format(
       'backoff_base and backoff_cap must be at least 0, in this order, and at most 1 year, not %s and %s',
-      reaper_register.backoff_base, reaper_register.backoff_cap);
+      coalesce(reaper_register.backoff_base::text, 'NULL'), coalesce(reaper_register.backoff_cap::text, 'NULL'));
   elsif not coalesce(reaper_register.rate_limit, 1) between 1e-3 and 1e9 then
     raise invalid_parameter_value using message = format('rate_limit must be between 0.001 and 1e9 holds per second, not %s', reaper_register.rate_limit);
   elsif reaper_register.max_claims < 1 then
     raise invalid_parameter_value using message = 'max_claims must be at least 1';
-  elsif reaper_register.objective <= interval '0' then
-    raise invalid_parameter_value using message = format('objective must be positive, not %s', reaper_register.objective);
+  elsif (reaper_register.objective > interval '0') is not true then
+    raise invalid_parameter_value
+      using message = format('objective must be positive, not %s', coalesce(reaper_register.objective::text, 'NULL'));
+  elsif reaper_register.dry_run is null then
+    raise invalid_parameter_value using message = 'dry_run must be true or false, not NULL';
   end if;
 
   v_new.name := reaper_register.policy;
@@ -113,6 +119,10 @@ begin
   v_new.key_columns := reaper_register.key_columns;
   perform pgreaper._check_columns(v_class, v_new);
   v_new.key_columns := pgreaper._find_key(reaper_register.target, reaper_register.key_columns);
+  if v_new.set_values ?| v_new.key_columns then
+    raise exception 'set names a column of the key (%)', array_to_string(v_new.key_columns, ', ')
+      using errcode = 'RP003', hint = 'A hold must keep its key.';
+  end if;
   for v_column in
     select a.attname, format_type(a.atttypid, a.atttypmod) as type
       from unnest(v_new.key_columns) as k (name)
@@ -185,7 +195,7 @@ begin
            = (select v_new.deadline_column, v_new.status_column, v_new.held, v_new.expired, v_new.stamp_column,
                      v_new.set_values, v_new.zone, v_new.stamp_zone, v_new.grace, v_new.payload_columns, v_new.lease,
                      v_new.batch, v_new.max_attempts, v_new.permanent_attempts, v_new.backoff_base, v_new.backoff_cap,
-                     v_new.rate_limit, v_new.max_claims, v_new.owner, v_new.objective, null)
+                     v_new.rate_limit, v_new.max_claims, v_new.owner, v_new.objective, null::timestamptz)
        where p.policy_id = v_old.policy_id;
       -- Other columns or states may make other holds due: look from the start.
       update pgreaper.cursors as c set position = null where c.policy_id = v_old.policy_id;
