@@ -45,7 +45,9 @@ begin
     due := least(c_cap, cardinality(v_batch.keys));
     due_capped := cardinality(v_batch.keys) > c_cap;
     oldest_deadline := (select min(d.deadline) from unnest(v_batch.deadlines) as d (deadline));
-    oldest_due := v_now - policy.grace - greatest(oldest_deadline, v_now - interval '100 years');
+    if oldest_deadline is not null then
+      oldest_due := v_now - policy.grace - greatest(oldest_deadline, v_now - interval '100 years');
+    end if;
   exception
     when undefined_table or undefined_column or insufficient_privilege then
       state := 'broken';
@@ -88,9 +90,6 @@ begin
        cross join lateral unnest(t.lateness) with ordinality as l (holds, bucket)
        group by l.bucket
     ) as s;
-  lateness_p50 := pgreaper._quantile(v_counts, 0.5);
-  lateness_p99 := pgreaper._quantile(v_counts, 0.99);
-
   select max(t.at - policy.grace - greatest(t.first_deadline, v_now - interval '100 years')) into lateness_max
     from (
       select t.at, t.first_deadline
@@ -99,6 +98,10 @@ begin
        order by t.at desc
        limit c_sample
     ) as t;
+
+  -- A bucket is coarser than the one greatest value.
+  lateness_p50 := least(pgreaper._quantile(v_counts, 0.5), lateness_max);
+  lateness_p99 := least(pgreaper._quantile(v_counts, 0.99), lateness_max);
 
   select percentile_cont(0.5) within group (order by c.took), percentile_cont(0.99) within group (order by c.took)
     into finish_p50, finish_p99

@@ -59,7 +59,7 @@ begin
         where c.policy_id = v_policy.policy_id and c.finished_at is null));
   end loop;
 
-  return greatest(interval '0', v_next - v_now);
+  return case when v_next is not null then greatest(interval '0', v_next - v_now) end;
 end;
 $function$;
 
