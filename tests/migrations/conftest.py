@@ -1,6 +1,7 @@
 """A host application with Alembic of its own, psql, and where the package's files are."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -98,16 +99,31 @@ def make_host(folder: Path, dsn: str, *, driver: str = "psycopg", template: str 
     folder.mkdir()
     made = run(python, "-m", "alembic", "init", "--template", template, "alembic", cwd=folder)
     assert made.returncode == 0, made.stderr
-    ini = folder / "alembic.ini"
-    url = dsn.replace("postgresql://", f"postgresql+{driver}://").replace("%", "%%")
-    ini.write_text(ini.read_text().replace("driver://user:pass@localhost/dbname", url))
+    _address(folder, "driver://user:pass@localhost/dbname", dsn.replace("postgresql://", f"postgresql+{driver}://"))
     return Host(folder, python)
 
 
+def _address(folder: Path, old: str, new: str) -> None:
+    ini = folder / "alembic.ini"
+    text = ini.read_text()
+    assert old in text
+    ini.write_text(text.replace(old, new.replace("%", "%%")))
+
+
+@pytest.fixture(scope="session")
+def new_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``alembic init``, once."""
+    folder = tmp_path_factory.mktemp("project") / "host"
+    return make_host(folder, "postgresql://nowhere").folder
+
+
 @pytest.fixture
-def host(tmp_path: Path, empty_dsn: str) -> Host:
+def host(new_project: Path, tmp_path: Path, empty_dsn: str) -> Host:
     """A host application on an empty database (``empty_dsn``)."""
-    return make_host(tmp_path / "host", empty_dsn)
+    folder = tmp_path / "host"
+    shutil.copytree(new_project, folder)
+    _address(folder, "postgresql+psycopg://nowhere", empty_dsn.replace("postgresql://", "postgresql+psycopg://"))
+    return Host(folder)
 
 
 # As pgreaper.alembic documents it.
