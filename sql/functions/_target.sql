@@ -25,7 +25,8 @@ as $function$
 declare
   v_name constant text := format('%I.%I', policy.target_schema, policy.target_table);
   v_wanted constant text[] := policy.key_columns
-    || array_remove(array[policy.deadline_column, policy.status_column, policy.stamp_column], null);
+    || array_remove(array[policy.deadline_column, policy.status_column, policy.stamp_column], null)
+    || policy.payload_columns || array(select jsonb_object_keys(policy.set_values));
   v_found text[];
   v_kind "char";
   v_relation oid;
