@@ -157,3 +157,23 @@ def db(request: pytest.FixtureRequest) -> Iterator[Connection]:
 def core(db: Connection) -> Core:
     """The SQL interface on the test's connection."""
     return Core(db)
+
+
+@pytest.fixture
+def wal_written(core: Core) -> Any:
+    """A function that returns how many bytes of WAL an action writes (the least of five tries: others write too)."""
+
+    def wal_written(action: Any) -> int:
+        position = "select pg_current_wal_insert_lsn()"
+        least = None
+        for _ in range(5):
+            before = core.value(position)
+            action()
+            written = int(core.value("select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), %s::pg_lsn)", before))
+            least = written if least is None else min(least, written)
+            if least == 0:
+                break
+        assert least is not None
+        return least
+
+    return wal_written
