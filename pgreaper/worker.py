@@ -52,6 +52,8 @@ _BUSY_TRIES: Final = 6
 _STALLED_BATCHES: Final = 20
 # A daemon says at most this often what it did.
 _REPORT_EVERY: Final = 60.0
+# Somebody who waits this long after Ctrl-C is told what for.
+_NOTICEABLE: Final = 0.3
 # While connecting nothing is held, so there is nothing to wait for.
 _CONNECT_GRACE: Final = 1.5
 
@@ -230,12 +232,18 @@ class Stop:
     def _deadline(self) -> None:
         """Enforce the timeout from a thread of its own: the main one may be inside libpq."""
         end = time.monotonic() + self.timeout
-        # Name resolution cannot be interrupted, but while connecting there is nothing to lose.
-        if self._connecting and not self._finished.wait(min(_CONNECT_GRACE, self.timeout)) and self._connecting:
-            os._exit(0)
+        if self._finished.wait(min(_NOTICEABLE, self.timeout)):
+            return
+        if self._connecting:
+            # Name resolution cannot be interrupted, but while connecting there is nothing to lose.
+            if not self._finished.wait(min(_CONNECT_GRACE, self.timeout)) and self._connecting:
+                os._exit(0)
+        else:
+            self._log("stopping: finishing the batch in hand; a second signal cancels it")
         if self._finished.wait(max(end - time.monotonic() - max(1.0, self.timeout / 4), 0.0)):
             return
-        self._log("the query still runs: cancelling it")
+        if not self.forced:
+            self._log("the query still runs: cancelling it")
         while time.monotonic() < end:
             self._cancel()
             if self._finished.wait(min(0.5, max(end - time.monotonic(), 0.01))):
@@ -256,12 +264,28 @@ class _Turn:
         self.policy = policy
         self.full_batch = batch
         self.batch = batch
+        self.ceiling = batch
         self.done = False
         self.rescanned_at: float | None = None
         self.rescan_cost = 0.0
         self.stalled = 0
         self.resume_at = 0.0
         self.failures = 0
+
+    def resize(self, full: int) -> None:
+        """The policy's batch may have been registered anew."""
+        if full != self.full_batch:
+            self.full_batch = self.ceiling = self.batch = full
+
+    def shrink(self, holds: int) -> None:
+        """So many were too many for the statement timeout: go well below, and back up only slowly."""
+        self.ceiling = max(1, holds // 2)
+        self.batch = max(1, holds // 4)
+
+    def grow(self) -> None:
+        """A batch went well: double, up to a ceiling that rises by a hundredth of the full batch each time."""
+        self.batch = min(self.ceiling, self.batch * 2)
+        self.ceiling = min(self.full_batch, self.ceiling + max(1, self.full_batch // 100))
 
     def wants_rescan(self, now: float) -> bool:
         return self.rescanned_at is None or now - self.rescanned_at > max(
@@ -425,16 +449,21 @@ class Worker:
             self._give_back(batch, run)
             if self._is_lost(error):
                 raise
-            if isinstance(error, QueryCancelled) and turn.batch > 1 and not self._stop.requested:
-                turn.batch = max(1, min(turn.batch, batch.holds) // 4)
-                self._log(f"policy {visible(turn.policy)}: statement timeout; going on with batches of {turn.batch:,}")
+            if isinstance(error, QueryCancelled) and batch.holds > 1 and not self._stop.requested:
+                told = turn.ceiling < turn.full_batch
+                turn.shrink(batch.holds)
+                if not told:
+                    self._log(
+                        f"policy {visible(turn.policy)}: {plural(batch.holds, 'hold')} were too many for the"
+                        " statement timeout; going on with smaller batches"
+                    )
                 return True
             self._failed(turn, run, error)
             return False
 
         run.outcomes.update(outcomes)
         turn.failures = 0
-        turn.batch = min(turn.full_batch, turn.batch * 2)
+        turn.grow()
         self._troubled_since, self._setbacks = None, 0
         turn.stalled = turn.stalled + 1 if outcomes[LOCKED] == outcomes.total() else 0
         if turn.stalled >= _STALLED_BATCHES and not self.settings.daemon:
@@ -557,8 +586,7 @@ class Worker:
         for name in wanted:
             size = self.settings.batch or registered.get(name, 1)
             turn = known.get(name) or _Turn(name, size)
-            turn.full_batch = size
-            turn.batch = min(turn.batch, size)
+            turn.resize(size)
             if name in registered:
                 turn.done = turn.done and not self.settings.daemon
             self._turns.append(turn)
