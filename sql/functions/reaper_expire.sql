@@ -44,10 +44,10 @@ begin
     return;
   end if;
 
-  select k.key into v_stranger from unnest(reaper_expire.keys) as k (key) where k.key <> all (v_claim.keys) limit 1;
+  select k.key into v_stranger from unnest(reaper_expire.keys) as k (key) where (k.key = any (v_claim.keys)) is not true limit 1;
   if found then
     raise invalid_parameter_value
-      using message = format('claim %s does not hold the key %s', v_claim.token, left(quote_literal(v_stranger), 200)),
+      using message = format('claim %s does not hold the key %s', v_claim.token, left(quote_nullable(v_stranger), 200)),
             hint = 'Pass keys exactly as reaper_claim() returned them.';
   end if;
 
