@@ -88,7 +88,7 @@ class Cluster:
     ``settings`` go into ``postgresql.conf``.  The defaults are real: ``fsync`` is on unless it is
     switched off there.  With ``keep`` the server goes on when the block ends without an exception;
     ``connect_command`` and ``stop_command`` say how to use it and how to end it.  ``bindir`` overrides
-    the search of :func:`find_bindir`, ``parent`` the folder for temporary folders.
+    the search of :func:`find_bindir`.
 
     As root the server runs as ``nobody`` (or ``postgres``): PostgreSQL refuses to be root.  Raises
     :class:`ClusterError` when there are no binaries or the server does not start.
@@ -102,11 +102,9 @@ class Cluster:
         settings: Mapping[str, Setting] | None = None,
         keep: bool = False,
         bindir: Path | None = None,
-        parent: Path | None = None,
     ) -> None:
         self.bindir = bindir or find_bindir()
         self.keep = keep
-        self._parent = parent
         self._settings = _SETTINGS | dict(settings or {})
         self._user = _unprivileged() if os.geteuid() == 0 else None
         self._room: Path | None = None
@@ -269,7 +267,7 @@ class Cluster:
 
     def _prepare(self) -> None:
         """Make the folder, put its guard beside it, initialise the data directory."""
-        self._room = Path(tempfile.mkdtemp(prefix="pgreaper-", dir=self._parent or _temporary(self._user)))
+        self._room = Path(tempfile.mkdtemp(prefix="pgreaper-", dir=_temporary(self._user)))
         self._guard = subprocess.Popen(
             ["/bin/sh", "-c", _GUARD, "pgreaper-guard", str(self._room)],
             stdin=subprocess.PIPE,

@@ -15,7 +15,7 @@ PACKAGE = Path(pgreaper.__file__).parent
 
 # A module imports only from the lines above its own.
 LAYERS = [
-    {"errors", "text"},
+    {"errors", "records", "text"},
     {"connection", "api", "embedded"},
     {"schema", "targets", "handlers", "render"},
     {"alembic", "worker", "metrics", "demo"},

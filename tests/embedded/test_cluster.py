@@ -44,10 +44,11 @@ def installed() -> list[Path]:
     return list(dict.fromkeys([find_bindir(), *filter(embedded._has_server, embedded._candidates())]))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for temporary folders that every user may enter (pytest's own may not be)."""
-    path = Path(tempfile.mkdtemp(prefix="test-", dir="/tmp"))
+    usual = Path(tempfile.gettempdir())
+    path = Path(tempfile.mkdtemp(prefix="test-", dir=usual if usual.stat().st_mode & 0o001 else "/tmp"))
     path.chmod(0o1777)
     monkeypatch.setenv("TMPDIR", str(path))
     monkeypatch.setattr(tempfile, "tempdir", None)
