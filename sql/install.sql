@@ -53,12 +53,18 @@
 \ir functions/_retry_at.sql
 \ir functions/_retries.sql
 \ir functions/_allowance.sql
+\ir functions/_suspicion.sql
+\ir functions/_youngest.sql
 
 -- What failed, and when it may be tried again.
 \ir functions/_error_class.sql
 \ir functions/_not_before.sql
 \ir functions/_fail.sql
 \ir functions/_put_back.sql
+\ir functions/_suspend.sql
+\ir functions/_lost_sessions.sql
+\ir functions/_lapsed.sql
+\ir functions/_recorded.sql
 \ir functions/_take_back.sql
 
 -- The transition.
@@ -69,7 +75,6 @@
 
 -- Claim and expire.
 \ir functions/_lease.sql
-\ir functions/_recorded.sql
 \ir functions/reaper_claim.sql
 \ir functions/reaper_expire.sql
 \ir functions/reaper_renew.sql

@@ -4,6 +4,9 @@
 -- fresh snapshot: a hint may lead nowhere, and a row that changed in the same instant
 -- is locked but cannot be written yet.  What the second pass locked and could still
 -- not bring to the expired state was refused by a trigger.
+--
+-- Where the transaction is our own (target.settle), what the user deferred to the commit
+-- is checked here, while it can still be told which hold it is that fails.
 create function pgreaper._attempt(
   policy pgreaper.policies,
   target pgreaper._target,
@@ -27,14 +30,16 @@ begin
   expired := coalesce(v_pass.done, '{}');
   vetoed := '{}';
 
-  if cardinality(expired) = cardinality(_attempt.keys) or (_attempt.hints is null and v_pass.locked is null) then
-    return;
+  if cardinality(expired) < cardinality(_attempt.keys) and (_attempt.hints is not null or v_pass.locked is not null) then
+    v_left := array(select k.key from unnest(_attempt.keys) as k (key) where k.key <> all (expired));
+    v_pass := pgreaper._write(policy, target, _attempt.clock, _attempt.token, _attempt.worker, v_left, null);
+    vetoed := array(select l.key from unnest(v_pass.locked) as l (key) where l.key <> all (coalesce(v_pass.done, '{}')));
+    expired := expired || v_pass.done;
   end if;
 
-  v_left := array(select k.key from unnest(_attempt.keys) as k (key) where k.key <> all (expired));
-  v_pass := pgreaper._write(policy, target, _attempt.clock, _attempt.token, _attempt.worker, v_left, null);
-  vetoed := array(select l.key from unnest(v_pass.locked) as l (key) where l.key <> all (coalesce(v_pass.done, '{}')));
-  expired := expired || v_pass.done;
+  if target.settle then
+    set constraints all immediate;
+  end if;
 end;
 $function$;
 

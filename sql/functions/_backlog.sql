@@ -4,7 +4,7 @@ returns table (age text, "position" integer, due bigint, capped boolean)
 language plpgsql
 volatile
 security invoker
-set lock_timeout = '500ms'
+set lock_timeout = '200ms'
 set jit = off
 as $function$
 declare

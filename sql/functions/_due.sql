@@ -29,7 +29,7 @@ declare
   v_scanned integer;
   v_last timestamptz;
   v_page pgreaper._batch;
-  v_batch pgreaper._batch := row('{}'::text[], '{}'::timestamptz[], '{}'::tid[], 1)::pgreaper._batch;
+  v_batch pgreaper._batch := row('{}'::text[], '{}'::timestamptz[], '{}'::tid[], 1, 'fresh')::pgreaper._batch;
 begin
   -- A lease that lapsed counts until it is taken back, when its attempt is in the books.
   v_taken := array(

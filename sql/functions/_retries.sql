@@ -34,7 +34,7 @@ begin
      limit 1;
 
     if not found then
-      return row('{}'::text[], '{}'::timestamptz[], '{}'::tid[], 1)::pgreaper._batch;
+      return row('{}'::text[], '{}'::timestamptz[], '{}'::tid[], 1, 'retry')::pgreaper._batch;
     end if;
 
     select array_agg(r.key), array_agg(r.deadline) into v_keys, v_deadlines
@@ -71,6 +71,7 @@ begin
 
     if cardinality(v_batch.keys) > 0 then
       v_batch.attempt := v_attempts + 1;
+      v_batch.origin := 'retry';
       return v_batch;
     end if;
   end loop;

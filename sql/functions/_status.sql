@@ -26,7 +26,7 @@ returns table (
 language plpgsql
 volatile
 security invoker
-set lock_timeout = '500ms'
+set lock_timeout = '200ms'
 set jit = off
 as $function$
 declare
@@ -36,9 +36,18 @@ declare
   v_now constant timestamptz := pgreaper._clock();
   v_batch pgreaper._batch;
   v_counts bigint[];
+  v_cursor pgreaper.cursors;
+  v_suspicion record;
 begin
   state := case when policy.paused_at is not null then 'paused' else 'active' end;
   reason := policy.pause_reason;
+  select c.* into v_cursor from pgreaper.cursors as c where c.policy_id = policy.policy_id;
+  v_suspicion := pgreaper._suspicion(policy, v_cursor);
+  if v_suspicion.suspect and state = 'active' then
+    state := 'suspended';
+    reason := format('every hold fails alike: %s (SQLSTATE %s)',
+      pgreaper._error_class(v_cursor.failing_sqlstate), v_cursor.failing_sqlstate);
+  end if;
 
   begin
     v_batch := pgreaper._due(policy, pgreaper._target(policy), v_now, null, c_cap + 1);

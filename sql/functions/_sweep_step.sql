@@ -16,7 +16,7 @@ returns pgreaper._step
 language plpgsql
 volatile
 security invoker
-set lock_timeout = '500ms'
+set lock_timeout = '200ms'
 set jit = off
 as $function$
 declare
@@ -24,10 +24,10 @@ declare
   v_wanted integer := least(pgreaper._batch_size(v_policy, _sweep_step.batch), _sweep_step.remaining);
   v_now constant timestamptz := pgreaper._clock();
   v_target pgreaper._target;
-  v_lapsed boolean;
-  v_allowance double precision;
+  v_cursor pgreaper.cursors;
+  v_suspicion record;
   v_batch pgreaper._batch;
-  v_step pgreaper._step := row(0, 0, 0, 0, _sweep_step.start, false)::pgreaper._step;
+  v_step pgreaper._step := row(0, 0, 0, 0, _sweep_step.start, false, false)::pgreaper._step;
 begin
   perform pgreaper._require_writable();
   if v_policy.paused_at is not null then
@@ -35,18 +35,25 @@ begin
   end if;
 
   v_target := pgreaper._target(v_policy);
-  v_lapsed := exists (
-    select from pgreaper.claims as c
-     where c.policy_id = v_policy.policy_id and c.finished_at is null and c.claim_until <= v_now);
-  if v_lapsed then
+  v_target.settle := true;
+  select c.* into v_cursor from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
+  v_suspicion := pgreaper._suspicion(v_policy, v_cursor);
+  if v_suspicion.suspect then
+    select c.* into v_cursor from pgreaper.cursors as c where c.policy_id = v_policy.policy_id for update;
+    v_suspicion := pgreaper._suspicion(v_policy, v_cursor);
+    if v_suspicion.suspect and v_suspicion.until > v_now then
+      v_step.suspended := true;
+      return v_step;
+    end if;
+  end if;
+
+  if pgreaper._lapsed(v_policy.policy_id, v_now) then
     perform from pgreaper.cursors as c where c.policy_id = v_policy.policy_id for update;
     perform pgreaper._take_back(v_policy, v_target, v_now);
   end if;
 
   if v_policy.rate_limit is not null then
-    select pgreaper._allowance(v_policy, v_now, c.rate_tokens, c.rate_at) into v_allowance
-      from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
-    v_wanted := least(v_wanted, floor(v_allowance)::integer);
+    v_wanted := least(v_wanted, floor(pgreaper._allowance(v_policy, v_now, v_cursor.rate_tokens, v_cursor.rate_at))::integer);
     if v_wanted = 0 then
       v_step.more := true;
       return v_step;
@@ -54,7 +61,11 @@ begin
   end if;
 
   -- Only failures whose time had come when the run began: none is tried twice in a run.
-  v_batch := pgreaper._retries(v_policy, v_target, _sweep_step.run_start, v_wanted);
+  if v_suspicion.suspect then
+    v_batch := pgreaper._youngest(v_policy, v_target, v_now);
+  else
+    v_batch := pgreaper._retries(v_policy, v_target, _sweep_step.run_start, v_wanted);
+  end if;
   if cardinality(v_batch.keys) = 0 then
     v_batch := pgreaper._due(v_policy, v_target, v_now, _sweep_step.start, v_wanted);
   end if;
@@ -76,12 +87,19 @@ begin
      where c.policy_id = v_policy.policy_id;
   end if;
 
-  if v_batch.attempt = 1 then
+  if v_batch.origin = 'fresh' then
     select max(d.deadline) into v_step.last_deadline from unnest(v_batch.deadlines) as d (deadline);
     -- A step that found nothing but locked rows, and got no further, is the last.
     v_step.more := v_step.locked < v_step.taken or v_step.last_deadline is distinct from _sweep_step.start;
   else
     v_step.more := true;
+  end if;
+
+  -- Failures may have put the policy under suspicion; then this run is over for it.
+  if v_step.failed > 0 then
+    select c.* into v_cursor from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
+    v_step.suspended := (pgreaper._suspicion(v_policy, v_cursor)).suspect;
+    v_step.more := v_step.more and not v_step.suspended;
   end if;
 
   return v_step;

@@ -1,8 +1,9 @@
 -- _take_back: end the claims whose lease lapsed, and charge an attempt to what is still due.
 --
 -- A worker that died is not told from one that is slow: both lose the lease, and
--- whoever comes late with the token is refused.  A server that restarted since
--- the claim explains the silence, so then nobody is charged.
+-- whoever comes late with the token is refused.  A claim bound to a session lapses
+-- already when that session has been gone for a while (_lost_sessions).  A server that
+-- restarted since the claim explains the silence, so then nobody is charged.
 --
 -- Locks claims in the order in which they lapsed and never waits for one.
 create function pgreaper._take_back(
@@ -20,12 +21,24 @@ declare
   v_keys text[];
   v_deadlines timestamptz[];
 begin
+  update pgreaper.claims as c
+     set session_lost_at = _take_back.clock
+    from (
+      select l.token
+        from pgreaper.claims as l
+       where l.token in (select s.token from pgreaper._lost_sessions(policy.policy_id, _take_back.clock) as s where s.lost_at is null)
+         for update skip locked
+    ) as lost
+   where c.token = lost.token;
+
   for v_claim in
     select c.*
       from pgreaper.claims as c
      where c.policy_id = policy.policy_id
        and c.finished_at is null
-       and c.claim_until <= _take_back.clock
+       and (c.claim_until <= _take_back.clock
+            or c.token in (select s.token from pgreaper._lost_sessions(policy.policy_id, _take_back.clock) as s
+                            where s.lost_at is not null))
      order by c.claim_until
      limit 20
        for update skip locked
@@ -33,10 +46,13 @@ begin
     execute format(
       'select array_agg(f.key), array_agg(f.deadline)'
       '  from (select %1$s as key, %2$s as deadline from %3$s as h where %4$s and %5$s and %6$s) as f'
-      '  join unnest($3, $2) as k (key, deadline) on k.key = f.key and k.deadline = f.deadline',
+      '  join unnest($3, $2) as k (key, deadline) on k.key = f.key and k.deadline = f.deadline'
+      -- What the worker reported as failed before it died is charged already.
+      ' where f.key <> all ($4)',
       target.key, target.deadline, target.relation, target.matches, target.held, target.due)
        into v_keys, v_deadlines
-      using _take_back.clock - policy.grace, v_claim.deadlines, v_claim.keys;
+      using _take_back.clock - policy.grace, v_claim.deadlines, v_claim.keys,
+            array(select r.key from pgreaper._recorded(v_claim) as r);
 
     update pgreaper.claims as c
        set finished_at = _take_back.clock, ending = 'taken-back', keys = null, deadlines = null, hints = null

@@ -6,10 +6,14 @@
 -- same call.  A subtransaction per hold would overflow the server's cache of them and
 -- slow every other session; halving needs a handful.
 --
+-- When hold after hold fails in the same way and none succeeds, the holds are innocent:
+-- the policy is suspended and nobody is charged (see _suspend).
+--
 -- Promises
 --   * Each key comes back once, with its outcome.
---   * Trouble of the environment, a missing right, and the same failure of many holds
---     with no success between are raised and charged to nobody.
+--   * A hold whose trigger or key waits for somebody's lock is `locked`, not charged; after
+--     a few such waits the rest of the batch is left for the next round.
+--   * Trouble of the environment and a missing right are raised and charged to nobody.
 create function pgreaper._transition(
   policy pgreaper.policies,
   target pgreaper._target,
@@ -24,7 +28,8 @@ volatile
 security invoker
 as $function$
 declare
-  c_identical_failures constant integer := 8;
+  c_same constant integer := 8;
+  c_waits constant integer := 10;
   v_size constant integer := cardinality(batch.keys);
   v_from integer := 1;
   v_to integer := v_size;
@@ -32,13 +37,16 @@ declare
   v_try record;
   v_sqlstate text;
   v_constraint text;
-  v_same_sqlstate text;
+  v_waits integer := 0;
   v_same integer := 0;
+  v_suspended boolean := false;
   v_expired text[] := '{}';
   v_vetoed text[] := '{}';
   v_locked text[] := '{}';
   v_failed text[] := '{}';
-  v_rest text[];
+  v_sqlstates text[] := '{}';
+  v_constraints text[] := '{}';
+  v_settled text[];
 begin
   while v_from <= v_size loop
     begin
@@ -51,66 +59,100 @@ begin
         if v_sqlstate = '42501' or substr(v_sqlstate, 1, 2) in ('08', '25', '53', '57', '58', 'XX') then
           raise;
         end if;
-        if v_from = v_to then
-          v_same := case when v_sqlstate = v_same_sqlstate then v_same + 1 else 1 end;
-          v_same_sqlstate := v_sqlstate;
-          if v_same >= c_identical_failures then
-            raise;
-          end if;
-        end if;
     end;
 
     if v_sqlstate is null then
       v_expired := v_expired || v_try.expired;
       v_vetoed := v_vetoed || v_try.vetoed;
-      if cardinality(v_try.expired) > 0 then
-        v_same := 0;
-      end if;
       -- Widen again: the guilty are few.
       v_width := 2 * (v_to - v_from + 1);
       v_from := v_to + 1;
       v_to := least(v_size, v_to + v_width);
-    elsif v_from < v_to then
-      v_to := (v_from + v_to) / 2;
-    else
-      if v_sqlstate in ('40001', '40P01', '55P03') then
-        v_locked := v_locked || batch.keys[v_from];
-        return next row(batch.keys[v_from], 'locked', null)::pgreaper.hold_outcome;
-      else
-        v_failed := v_failed || batch.keys[v_from];
-        return query
-          select f.*
-            from pgreaper._fail(policy, _transition.clock, batch.keys[v_from:v_from], batch.deadlines[v_from:v_from],
-              _transition.token, _transition.worker, transient => false, error_class => pgreaper._error_class(v_sqlstate),
-              sqlstate => v_sqlstate, constraint_name => nullif(v_constraint, '')) as f;
-      end if;
-      v_from := v_from + 1;
-      v_to := v_from;
+      continue;
     end if;
+
+    if v_sqlstate in ('40001', '40P01', '55P03') then
+      v_waits := v_waits + 1;
+      if v_waits >= c_waits then
+        v_locked := v_locked || batch.keys[v_from:v_size];
+        exit;
+      end if;
+    end if;
+    if v_from < v_to then
+      v_to := (v_from + v_to) / 2;
+      continue;
+    end if;
+
+    if v_sqlstate in ('40001', '40P01', '55P03') then
+      v_locked := v_locked || batch.keys[v_from];
+    else
+      v_same := case when v_sqlstate = v_sqlstates[cardinality(v_sqlstates)] then v_same + 1 else 1 end;
+      v_failed := v_failed || batch.keys[v_from];
+      v_sqlstates := v_sqlstates || v_sqlstate;
+      v_constraints := v_constraints || nullif(v_constraint, '');
+      if v_same = c_same and cardinality(v_expired) = 0 then
+        v_suspended := pgreaper._suspend(policy, _transition.clock, v_sqlstate, v_same);
+        if v_suspended then
+          v_failed := v_failed || batch.keys[v_from + 1:v_size];
+          exit;
+        end if;
+      end if;
+    end if;
+    v_from := v_from + 1;
+    v_to := v_from;
   end loop;
+
+  -- Fewer than that in one batch, but the same all the time since the last success.
+  if cardinality(v_failed) = v_same and v_same between 1 and c_same - 1 and cardinality(v_expired) = 0 then
+    v_suspended := pgreaper._suspend(policy, _transition.clock, v_sqlstates[1], v_same);
+  end if;
 
   return query
     select e.key, 'expired'::text, coalesce(policy.expired, 'expired') from unnest(v_expired) as e (key);
-
   if cardinality(v_expired) = v_size then
     return;
+  end if;
+
+  return query
+    select l.key, 'locked'::text, null::text from unnest(v_locked) as l (key);
+
+  if v_suspended then
+    return query
+      select f.key, 'retry'::text, null::text from unnest(v_failed) as f (key);
+  elsif cardinality(v_failed) > 0 then
+    return query
+      select c.*
+        from (
+          select array_agg(f.key order by f.key) as keys, array_agg(b.deadline order by f.key) as deadlines, f.sqlstate, f.name
+            from unnest(v_failed, v_sqlstates, v_constraints) as f (key, sqlstate, name)
+            join unnest(batch.keys, batch.deadlines) as b (key, deadline) on b.key = f.key
+           group by f.sqlstate, f.name
+        ) as f
+       cross join lateral pgreaper._fail(policy, _transition.clock, f.keys, f.deadlines, _transition.token, _transition.worker,
+              transient => false, error_class => pgreaper._error_class(f.sqlstate), sqlstate => f.sqlstate,
+              constraint_name => f.name) as c;
   end if;
 
   if cardinality(v_vetoed) > 0 then
     return query
       select f.*
-        from (select array_agg(k.key) as keys, array_agg(k.deadline) as deadlines
-                from unnest(batch.keys, batch.deadlines) as k (key, deadline) where k.key = any (v_vetoed)) as v
+        from (
+          select array_agg(b.key) as keys, array_agg(b.deadline) as deadlines
+            from unnest(batch.keys, batch.deadlines) as b (key, deadline)
+           where b.key = any (v_vetoed)
+        ) as v
        cross join lateral pgreaper._fail(policy, _transition.clock, v.keys, v.deadlines, _transition.token, _transition.worker,
               transient => false, error_class => 'UpdateVetoed') as f;
   end if;
 
-  v_rest := v_expired || v_vetoed || v_locked || v_failed;
+  v_settled := v_expired || v_vetoed || v_locked || v_failed;
   return query
     select c.*
-      from (select array_agg(k.key) as keys, array_agg(k.deadline) as deadlines
-              from unnest(batch.keys, batch.deadlines) as k (key, deadline)
-             where not exists (select from unnest(v_rest) as r (key) where r.key = k.key)) as left_over
+      from (
+        select array_agg(b.key) as keys, array_agg(b.deadline) as deadlines
+          from unnest(batch.keys, batch.deadlines) as b (key, deadline)
+         where not exists (select from unnest(v_settled) as s (key) where s.key = b.key)
+      ) as left_over
      cross join lateral pgreaper._classify(policy, target, _transition.clock, _transition.token, _transition.worker,
             left_over.keys, left_over.deadlines) as c
      where left_over.keys is not null;

@@ -6,6 +6,8 @@
 -- the cursor, such as a hold that was locked or inserted late.  Leases that lapsed are
 -- taken back on the way, so recovery needs no job of its own.
 --
+-- A policy whose holds all fail alike rests, and is then tried with a few of the youngest.
+--
 -- Promises
 --   * Concurrent claims share no hold.
 --   * Nothing of the target is locked or written.
@@ -27,7 +29,7 @@ returns setof pgreaper.leased_hold
 language plpgsql
 volatile
 security invoker
-set lock_timeout = '500ms'
+set lock_timeout = '200ms'
 set jit = off
 as $function$
 declare
@@ -37,6 +39,7 @@ declare
   v_target pgreaper._target;
   v_cursor pgreaper.cursors;
   v_locked pgreaper.cursors;
+  v_suspicion record;
   v_lapsed boolean;
   v_retry boolean;
   v_fresh pgreaper._batch;
@@ -54,9 +57,11 @@ begin
   -- The probe: reads only.
   v_target := pgreaper._target(v_policy);
   select c.* into v_cursor from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
-  v_lapsed := exists (
-    select from pgreaper.claims as c
-     where c.policy_id = v_policy.policy_id and c.finished_at is null and c.claim_until <= v_now);
+  v_suspicion := pgreaper._suspicion(v_policy, v_cursor);
+  if v_suspicion.suspect and v_suspicion.until > v_now then
+    return;
+  end if;
+  v_lapsed := pgreaper._lapsed(v_policy.policy_id, v_now);
   v_retry := coalesce(pgreaper._retry_at(v_policy.policy_id) <= v_now, false);
   v_fresh := pgreaper._due(v_policy, v_target, v_now, case when not reaper_claim.rescan then v_cursor.position end, v_wanted);
   if cardinality(v_fresh.keys) = 0 and not v_lapsed and not v_retry then
@@ -70,6 +75,10 @@ begin
     select c.* into v_locked from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
   end if;
 
+  v_suspicion := pgreaper._suspicion(v_policy, v_locked);
+  if v_suspicion.suspect and v_suspicion.until > v_now then
+    return;
+  end if;
   if v_policy.max_claims <= (
     select count(*) from pgreaper.claims as c where c.policy_id = v_policy.policy_id and c.finished_at is null
   ) then
@@ -86,12 +95,12 @@ begin
   end if;
 
   v_batch := v_fresh;
-  if v_retry or v_lapsed then
-    if not v_locked.retried or cardinality(v_fresh.keys) = 0 then
-      v_batch := pgreaper._retries(v_policy, v_target, v_now, v_wanted);
-      if cardinality(v_batch.keys) = 0 then
-        v_batch := v_fresh;
-      end if;
+  if v_suspicion.suspect then
+    v_batch := pgreaper._youngest(v_policy, v_target, v_now);
+  elsif (v_retry or v_lapsed) and (not v_locked.retried or cardinality(v_fresh.keys) = 0) then
+    v_batch := pgreaper._retries(v_policy, v_target, v_now, v_wanted);
+    if cardinality(v_batch.keys) = 0 then
+      v_batch := v_fresh;
     end if;
   end if;
   if cardinality(v_batch.keys) = 0 then
@@ -113,9 +122,11 @@ begin
   returning claims.token into v_token;
 
   update pgreaper.cursors as c
-     set position = case when v_batch.attempt = 1 then v_last else c.position end,
+     set position = case when v_batch.origin = 'fresh' then v_last else c.position end,
          moves = c.moves + 1,
-         retried = v_batch.attempt > 1,
+         retried = v_batch.origin = 'retry',
+         -- One probe at a time: the others wait for its answer.
+         suspended_until = case when v_batch.origin = 'probe' then v_now + interval '5 seconds' else c.suspended_until end,
          rate_tokens = pgreaper._allowance(v_policy, v_now, c.rate_tokens, c.rate_at) - cardinality(v_batch.keys),
          rate_at = case when v_policy.rate_limit is not null then v_now end
    where c.policy_id = v_policy.policy_id;

@@ -22,7 +22,7 @@ returns setof pgreaper.hold_outcome
 language plpgsql
 volatile
 security invoker
-set lock_timeout = '500ms'
+set lock_timeout = '200ms'
 set jit = off
 as $function$
 declare
@@ -32,7 +32,10 @@ declare
   v_stranger text;
   v_done text[];
   v_batch pgreaper._batch;
+  v_target pgreaper._target;
   v_outcomes pgreaper.hold_outcome[] := '{}';
+  -- Nothing was written before us: what is deferred to this commit is our holds' own.
+  v_own_transaction constant boolean := pg_current_xact_id_if_assigned() is null;
 begin
   perform pgreaper._require_writable();
 
@@ -57,15 +60,17 @@ begin
   -- What an earlier call with some of the keys has settled is not done twice.
   select coalesce(array_agg(r.key), '{}'), coalesce(array_agg(r), '{}') into v_done, v_outcomes
     from pgreaper._recorded(v_claim) as r;
-  select coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.deadline), '{}'), array_agg(k.hint), v_claim.attempt
+  select coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.deadline), '{}'), array_agg(k.hint), v_claim.attempt, null
     into v_batch
     from unnest(v_claim.keys, v_claim.deadlines, v_claim.hints) as k (key, deadline, hint)
    where (reaper_expire.keys is null or k.key = any (reaper_expire.keys))
      and k.key <> all (v_done);
 
   if cardinality(v_batch.keys) > 0 then
+    v_target := pgreaper._target(v_policy);
+    v_target.settle := v_own_transaction;
     v_outcomes := v_outcomes || array(
-      select t from pgreaper._transition(v_policy, pgreaper._target(v_policy), v_now, v_claim.token, v_claim.worker, v_batch) as t);
+      select t from pgreaper._transition(v_policy, v_target, v_now, v_claim.token, v_claim.worker, v_batch) as t);
   end if;
 
   if reaper_expire.keys is null then

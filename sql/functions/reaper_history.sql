@@ -16,7 +16,7 @@ returns setof pgreaper.history
 language plpgsql
 volatile
 security invoker
-set lock_timeout = '500ms'
+set lock_timeout = '200ms'
 as $function$
 declare
   c_small constant bigint := 32 * 1024 * 1024;

@@ -15,7 +15,7 @@ returns interval
 language plpgsql
 volatile
 security invoker
-set lock_timeout = '500ms'
+set lock_timeout = '200ms'
 set jit = off
 as $function$
 declare
@@ -23,6 +23,7 @@ declare
   v_policy pgreaper.policies;
   v_target pgreaper._target;
   v_cursor pgreaper.cursors;
+  v_suspicion record;
   v_allowance double precision;
   v_deadline timestamptz;
   v_next timestamptz;
@@ -40,6 +41,12 @@ begin
     v_target := pgreaper._target(v_policy);
     select c.* into v_cursor from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
 
+    v_suspicion := pgreaper._suspicion(v_policy, v_cursor);
+    if v_suspicion.suspect and v_suspicion.until > v_now then
+      v_next := least(v_next, v_suspicion.until);
+      continue;
+    end if;
+
     if cardinality((pgreaper._due(v_policy, v_target, v_now, v_cursor.position, 1)).keys) > 0 then
       v_allowance := pgreaper._allowance(v_policy, v_now, v_cursor.rate_tokens, v_cursor.rate_at);
       if v_allowance is null or v_allowance >= 1 then
@@ -55,7 +62,10 @@ begin
       using v_now - v_policy.grace;
 
     v_next := least(v_next, v_deadline + v_policy.grace, pgreaper._retry_at(v_policy.policy_id),
-      (select min(c.claim_until) from pgreaper.claims as c
+      -- A claim bound to a session is watched more closely than its lease.
+      (select min(case when c.session_pid is null then c.claim_until
+                       else least(c.claim_until, coalesce(c.session_lost_at + interval '5 seconds', v_now + interval '1 second')) end)
+         from pgreaper.claims as c
         where c.policy_id = v_policy.policy_id and c.finished_at is null));
   end loop;
 

@@ -13,7 +13,7 @@ returns integer
 language plpgsql
 volatile
 security invoker
-set lock_timeout = '500ms'
+set lock_timeout = '200ms'
 as $function$
 declare
   v_claim pgreaper.claims;

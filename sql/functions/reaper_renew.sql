@@ -20,7 +20,7 @@ returns timestamptz
 language plpgsql
 volatile
 security invoker
-set lock_timeout = '500ms'
+set lock_timeout = '200ms'
 as $function$
 declare
   v_claim pgreaper.claims;

@@ -64,6 +64,9 @@ begin
       expired := expired + v_step.expired;
       v_waiting := v_waiting and v_step.more and v_step.taken = 0;
       v_starts[v_index] := v_step.last_deadline;
+      if v_step.suspended then
+        v_failed := v_failed || format('%I (suspended: all its holds fail alike)', v_names[v_index]);
+      end if;
     exception
       when others then
         get stacked diagnostics v_sqlstate = returned_sqlstate;
@@ -95,7 +98,7 @@ begin
 
   if cardinality(v_failed) > 0 then
     raise exception 'policies that could not be swept: %', array_to_string(v_failed, ', ')
-      using errcode = v_first_sqlstate,
+      using errcode = coalesce(v_first_sqlstate, 'P0001'),
             hint = 'The other policies were swept and committed.';
   end if;
 end;

@@ -14,6 +14,7 @@ create table pgreaper.failures (
   error_class text not null,
   sqlstate text,
   constraint_name text,
+  discarded_at timestamptz,
   primary key (policy_id, key)
 );
 
@@ -30,4 +31,5 @@ comment on column pgreaper.failures.failed_at is 'When it failed last.';
 comment on column pgreaper.failures.not_before is 'When it may be tried again; infinity: a dead letter.';
 comment on column pgreaper.failures.error_class is 'Kind of the last failure, never its message.';
 comment on column pgreaper.failures.sqlstate is 'SQLSTATE of the last failure.';
+comment on column pgreaper.failures.discarded_at is 'When somebody decided to leave this dead letter be; it stays excluded and is no longer listed.';
 comment on column pgreaper.failures.constraint_name is 'Constraint that refused the transition, if one did.';

@@ -5,7 +5,8 @@ create type pgreaper._step as (
   failed integer,
   locked integer,
   last_deadline timestamptz,
-  more boolean
+  more boolean,
+  suspended boolean
 );
 
 comment on type pgreaper._step is 'What one step of a sweep did; internal.';

@@ -5,6 +5,7 @@
 create type pgreaper._target as (
   relation text,
   plain boolean,
+  settle boolean,
   lock text,
   key text,
   key_columns text,

@@ -30,7 +30,7 @@ comment on view pgreaper.status is 'One row per policy: what is due, leased, fai
 comment on column pgreaper.status.policy is 'Name of the policy.';
 comment on column pgreaper.status.target is 'Its table or view.';
 comment on column pgreaper.status.owner is 'Whose dead letters these are.';
-comment on column pgreaper.status.state is 'active, paused, or broken: the target cannot be read.';
+comment on column pgreaper.status.state is 'active, paused, suspended: every hold fails alike, or broken: the target cannot be read.';
 comment on column pgreaper.status.reason is 'Why it is not active.';
 comment on column pgreaper.status.due is 'Holds that are due, not leased and have not failed; at most 10000.';
 comment on column pgreaper.status.due_capped is 'Whether there are more than that.';

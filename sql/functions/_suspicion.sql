@@ -1,0 +1,24 @@
+-- _suspicion: whether a policy's failures look like the policy's own, and until when it rests.
+--
+-- `suspect` from the moment when many holds failed alike with no success between, until
+-- one succeeds after all.  A suspect policy rests until `until`, then it is tried with a
+-- few holds from the young end of the backlog: if the oldest are guilty, these are not.
+create function pgreaper._suspicion(
+  policy pgreaper.policies,
+  cursor pgreaper.cursors,
+  out suspect boolean,
+  out until timestamptz
+)
+language sql
+stable
+security invoker
+as $function$
+  select cursor.failing_at is not null
+         and not exists (
+           select from pgreaper.transitions as t
+            where t.policy_id = policy.policy_id and t.at > cursor.failing_at),
+         cursor.suspended_until;
+$function$;
+
+comment on function pgreaper._suspicion(pgreaper.policies, pgreaper.cursors) is
+'Whether a policy''s failures look like the policy''s own, and until when it rests.';

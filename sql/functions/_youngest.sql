@@ -1,0 +1,53 @@
+-- _youngest: a few due holds from the young end of the backlog, to try a policy with.
+--
+-- The oldest are the ones that failed; what succeeds or fails with these tells whether
+-- the fault is theirs.
+create function pgreaper._youngest(
+  policy pgreaper.policies,
+  target pgreaper._target,
+  clock timestamptz
+)
+returns pgreaper._batch
+language plpgsql
+volatile
+security invoker
+as $function$
+declare
+  c_holds constant integer := 8;
+  v_taken text[];
+  v_batch pgreaper._batch;
+begin
+  v_taken := array(
+    select k.key
+      from pgreaper.claims as c
+     cross join lateral unnest(c.keys) as k (key)
+     where c.policy_id = policy.policy_id and c.finished_at is null
+  );
+
+  execute format(
+    'with scanned as materialized ('
+    '  select %1$s as key, %2$s as deadline, %3$s as hint from %4$s as h where %5$s and %6$s order by %7$s desc limit $4'
+    ')'
+    ' select coalesce(array_agg(f.key), ''{}''), coalesce(array_agg(f.deadline), ''{}''), coalesce(array_agg(f.hint), ''{}''), 1, ''probe'''
+    '   from (select s.* from scanned as s'
+    '          where not exists (select from unnest($3) as t (key) where t.key = s.key)'
+    '            and not exists (select from pgreaper.failures as x'
+    '                             where x.policy_id = $5 and x.key = s.key and x.deadline = s.deadline)'
+    '          order by s.deadline desc limit $6) as f',
+    target.key, target.deadline, case when target.plain then 'h.ctid' else 'null::tid' end,
+    target.relation, target.held, target.due, target.deadline_order)
+     into v_batch
+    using _youngest.clock - policy.grace, null::timestamptz, v_taken, c_holds + cardinality(v_taken) + 1000,
+          policy.policy_id, c_holds;
+
+  if cardinality(v_batch.keys) = 0 then
+    v_batch := pgreaper._due(policy, target, _youngest.clock, null, c_holds);
+    v_batch.origin := 'probe';
+  end if;
+
+  return v_batch;
+end;
+$function$;
+
+comment on function pgreaper._youngest(pgreaper.policies, pgreaper._target, timestamptz) is
+'A few due holds from the young end of the backlog.';
