@@ -19,6 +19,7 @@
 -- What functions return.
 \ir types/leased_hold.sql
 \ir types/hold_outcome.sql
+\ir types/failure_decision.sql
 \ir types/policy_change.sql
 \ir types/policy_preview.sql
 \ir types/_batch.sql
@@ -77,12 +78,20 @@
 \ir functions/_lease.sql
 \ir functions/reaper_claim.sql
 \ir functions/reaper_expire.sql
+\ir functions/reaper_fail.sql
 \ir functions/reaper_renew.sql
 \ir functions/reaper_release.sql
 
 -- Sweep.
 \ir functions/_sweep_step.sql
 \ir functions/reaper_sweep.sql
+
+-- Dead letters.
+\ir functions/reaper_replay.sql
+\ir functions/reaper_discard.sql
+\ir functions/_shell_quoted.sql
+\ir views/dead_letters.sql
+\ir views/retries.sql
 
 -- Seeing it.
 \ir views/history.sql

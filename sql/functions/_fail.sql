@@ -1,7 +1,9 @@
--- _fail: charge one failed attempt to each of these holds, and decide.
+-- _fail: charge a failed attempt to each of these holds, and decide.
 --
 -- Transient failures are retried at least(cap, base * 2^attempts) plus up to half of
 -- it, until max_attempts; anything else is a dead letter after permanent_attempts.
+-- With `final` it is a dead letter at once; `retry_in` replaces the computed delay; what is
+-- not `charged` is put off and costs no attempt.
 -- A failure of an earlier incarnation (another deadline) is replaced.
 --
 -- Promises
@@ -17,7 +19,10 @@ create function pgreaper._fail(
   transient boolean,
   error_class text,
   sqlstate text default null,
-  constraint_name text default null
+  constraint_name text default null,
+  retry_in interval default null,
+  final boolean default false,
+  charged boolean default true
 )
 returns setof pgreaper.hold_outcome
 language plpgsql
@@ -25,24 +30,31 @@ volatile
 security invoker
 as $function$
 declare
-  v_budget constant integer := case when _fail.transient then policy.max_attempts else policy.permanent_attempts end;
+  v_attempt constant integer := case when _fail.charged then 1 else 0 end;
+  v_budget constant integer := case
+    when not _fail.charged then 2147483647
+    when _fail.final then 0
+    when _fail.transient then policy.max_attempts
+    else policy.permanent_attempts
+  end;
 begin
   return query
     with failed as (
       insert into pgreaper.failures as f
         (policy_id, key, deadline, attempts, first_seen_at, failed_at, not_before, error_class, sqlstate, constraint_name)
-      select policy.policy_id, k.key, k.deadline, 1, _fail.clock, _fail.clock,
-             pgreaper._not_before(policy, _fail.clock, 1, v_budget),
+      select policy.policy_id, k.key, k.deadline, v_attempt, _fail.clock, _fail.clock,
+             pgreaper._not_before(policy, _fail.clock, v_attempt, v_budget, _fail.retry_in),
              _fail.error_class, _fail.sqlstate, _fail.constraint_name
         from unnest(_fail.keys, _fail.deadlines) as k (key, deadline)
        order by k.key
       on conflict (policy_id, key) do update
          set deadline = excluded.deadline,
-             attempts = case when f.deadline = excluded.deadline then f.attempts + 1 else 1 end,
+             attempts = case when f.deadline = excluded.deadline then f.attempts + v_attempt else v_attempt end,
              first_seen_at = case when f.deadline = excluded.deadline then f.first_seen_at else excluded.first_seen_at end,
              failed_at = excluded.failed_at,
              not_before = pgreaper._not_before(policy, _fail.clock,
-               case when f.deadline = excluded.deadline then f.attempts + 1 else 1 end, v_budget),
+               case when f.deadline = excluded.deadline then f.attempts + v_attempt else v_attempt end, v_budget, _fail.retry_in),
+             discarded_at = null,
              error_class = excluded.error_class,
              sqlstate = excluded.sqlstate,
              constraint_name = excluded.constraint_name
@@ -58,5 +70,5 @@ begin
 end;
 $function$;
 
-comment on function pgreaper._fail(pgreaper.policies, timestamptz, text[], timestamptz[], uuid, text, boolean, text, text, text) is
+comment on function pgreaper._fail(pgreaper.policies, timestamptz, text[], timestamptz[], uuid, text, boolean, text, text, text, interval, boolean, boolean) is
 'Charge one failed attempt to each hold: retry or dead letter.';

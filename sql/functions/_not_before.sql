@@ -6,7 +6,8 @@ create function pgreaper._not_before(
   policy pgreaper.policies,
   clock timestamptz,
   attempts integer,
-  budget integer
+  budget integer,
+  retry_in interval default null
 )
 returns timestamptz
 language sql
@@ -15,11 +16,12 @@ security invoker
 as $function$
   select case
     when _not_before.attempts >= _not_before.budget then 'infinity'::timestamptz
+    when _not_before.retry_in is not null then _not_before.clock + greatest(_not_before.retry_in, interval '0')
     else _not_before.clock + make_interval(secs => (1 + random() / 2) * least(
       extract(epoch from policy.backoff_cap)::double precision,
       extract(epoch from policy.backoff_base)::double precision * 2::double precision ^ least(_not_before.attempts, 60)))
   end;
 $function$;
 
-comment on function pgreaper._not_before(pgreaper.policies, timestamptz, integer, integer) is
+comment on function pgreaper._not_before(pgreaper.policies, timestamptz, integer, integer, interval) is
 'When a hold may be tried again after that many attempts; infinity when its budget is spent.';

@@ -75,7 +75,7 @@ begin
            where f.policy_id = policy.policy_id and f.not_before < 'infinity' limit c_cap) as f;
   select count(*) into dead
     from (select from pgreaper.failures as f
-           where f.policy_id = policy.policy_id and f.not_before = 'infinity' limit c_cap) as f;
+           where f.policy_id = policy.policy_id and f.not_before = 'infinity' and f.discarded_at is null limit c_cap) as f;
 
   expired := (select coalesce(sum(t.holds), 0) from pgreaper.transitions as t where t.policy_id = policy.policy_id)
     + coalesce((select o.expired from pgreaper.totals as o where o.policy_id = policy.policy_id), 0);

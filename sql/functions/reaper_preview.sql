@@ -39,7 +39,7 @@ begin
     from pgreaper.claims as c
    where c.policy_id = v_policy.policy_id and c.finished_at is null and c.claim_until > v_now;
 
-  select count(*) filter (where f.not_before < 'infinity'), count(*) filter (where f.not_before = 'infinity')
+  select count(*) filter (where f.not_before < 'infinity'), count(*) filter (where f.not_before = 'infinity' and f.discarded_at is null)
     into v_preview.retrying, v_preview.dead
     from pgreaper.failures as f
    where f.policy_id = v_policy.policy_id;

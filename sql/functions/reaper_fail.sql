@@ -1,0 +1,65 @@
+-- reaper_fail: the work outside the database failed for one hold of a claim.
+--
+-- Decides by the policy's budget between a retry and a dead letter; the claim goes on
+-- with its other holds.  Told twice, as after a reply that got lost, it charges once.
+--
+-- Promises
+--   * Charges one attempt to this hold and none to the others.
+--   * `transient` failures have max_attempts, others permanent_attempts; `final` has none.
+--   * `retry_in` replaces the computed delay, within the budget; what is not `charged` is
+--     put off without costing an attempt.
+--   * Stores the error's class only: a name, cut at 200 characters.
+--
+-- Raises
+--   RP001  the lease is lost: somebody else is responsible for the hold.
+--   22023  a key that the claim does not hold, or no class.
+create function pgreaper.reaper_fail(
+  token uuid,
+  key text,
+  error_class text,
+  transient boolean default false,
+  retry_in interval default null,
+  final boolean default false,
+  charged boolean default true
+)
+returns pgreaper.failure_decision
+language plpgsql
+volatile
+security invoker
+set lock_timeout = '200ms'
+as $function$
+declare
+  v_claim pgreaper.claims;
+  v_policy pgreaper.policies;
+  v_position integer;
+  v_decision pgreaper.failure_decision;
+begin
+  perform pgreaper._require_writable();
+  v_claim := pgreaper._lease(reaper_fail.token);
+  v_position := array_position(v_claim.keys, reaper_fail.key);
+  if v_position is null then
+    raise invalid_parameter_value
+      using message = format('claim %s does not hold the key %s', v_claim.token, left(quote_nullable(reaper_fail.key), 200)),
+            hint = 'Pass the key exactly as reaper_claim() returned it.';
+  elsif coalesce(reaper_fail.error_class, '') !~ '\S' then
+    raise invalid_parameter_value using message = 'a failure needs an error class', hint = 'Such as TimeoutError; no message.';
+  end if;
+
+  if not exists (select from pgreaper._recorded(v_claim) as r where r.key = reaper_fail.key) then
+    select p.* into strict v_policy from pgreaper.policies as p where p.policy_id = v_claim.policy_id;
+    perform pgreaper._fail(v_policy, pgreaper._clock(), array[reaper_fail.key], v_claim.deadlines[v_position:v_position],
+      v_claim.token, v_claim.worker, transient => coalesce(reaper_fail.transient, false),
+      error_class => left(reaper_fail.error_class, 200), retry_in => reaper_fail.retry_in,
+      final => coalesce(reaper_fail.final, false), charged => coalesce(reaper_fail.charged, true));
+  end if;
+
+  select r.outcome, f.attempts, f.not_before into v_decision
+    from pgreaper._recorded(v_claim) as r
+    left join pgreaper.failures as f on f.policy_id = v_claim.policy_id and f.key = r.key
+   where r.key = reaper_fail.key;
+  return v_decision;
+end;
+$function$;
+
+comment on function pgreaper.reaper_fail(uuid, text, text, boolean, interval, boolean, boolean) is
+'The work outside the database failed for one hold of a claim: retry or dead letter.';
