@@ -21,9 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
-from uuid import UUID
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import psycopg
 from psycopg.rows import dict_row
@@ -32,6 +31,10 @@ from pgreaper.api import Reaper
 from pgreaper.embedded import Cluster, ClusterError
 from pgreaper.errors import ReaperError
 from pgreaper.text import duration, plural
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from uuid import UUID
 
 POLICY: Final = "bookings"
 VICTIM: Final = 3
@@ -100,12 +103,22 @@ class Event:
 
 @dataclass(slots=True)
 class ApplicationScene:
-    """What the application did; ``late``: the hold was expired already; ``slowest`` statement in seconds."""
+    """What the application did; ``late``: the hold was expired already; ``waits``: seconds that each statement took."""
 
     paid: int = 0
     extended: int = 0
     late: int = 0
-    slowest: float = 0.0
+    waits: list[float] = field(default_factory=list)
+
+    @property
+    def typical(self) -> float:
+        """The median wait, in seconds."""
+        return median(self.waits or [0.0])
+
+    @property
+    def longest(self) -> float:
+        """The longest wait, in seconds."""
+        return max(self.waits, default=0.0)
 
 
 @dataclass(slots=True)
@@ -339,11 +352,12 @@ insert into journal (booking, action, hold_until) select id, 'extended', hold_un
 
 
 class _Application:
-    """Customers who pay for their booking or ask for more time, about a hundred a second, on a connection of its own."""
+    """Customers who pay for their booking or ask for more time, about a hundred a second, on its own connection."""
 
     def __init__(self, dsn: str, scene: Scene) -> None:
         self._scene = scene
         self._connection = _connection(dsn, "box office")
+        self._served: set[int] = set()
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="application")
@@ -354,7 +368,7 @@ class _Application:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
     ) -> None:
         self.stop()
         self._connection.close()
@@ -374,10 +388,11 @@ class _Application:
 
     def _act(self, statement: str, booking: int) -> bool:
         with self._lock:
+            self._served.add(booking)
             began = time.monotonic()
             found = self._connection.execute(statement, (booking,)).rowcount == 1
             done = self._scene.application
-            done.slowest = max(done.slowest, time.monotonic() - began)
+            done.waits.append(time.monotonic() - began)
             if not found:
                 done.late += 1
             elif statement is _PAY:
@@ -389,18 +404,19 @@ class _Application:
     def _serve(self) -> None:
         try:
             while not self._over.wait(random.uniform(0.002, 0.014)):  # noqa: S311
-                (self.pay if random.random() < 0.7 else self.extend)(self._somebody())  # noqa: S311
+                booking = self._somebody()
+                if booking not in self._served:
+                    (self.pay if random.random() < 0.7 else self.extend)(booking)  # noqa: S311
         except psycopg.Error as error:
             self.error = error
 
     def _somebody(self) -> int:
-        """Half of them come in the last moment, when workers are about to take their hold."""
+        """A customer: every other one comes in the last moment, when workers are about to take the hold."""
         plan = self._scene.plan
-        anybody = random.randint(1, plan.holds + plan.ahead)  # noqa: S311
+        front = plan.holds - self._scene.remaining + 1
         if random.random() < 0.5:  # noqa: S311
-            return anybody
-        front = plan.holds - self._scene.remaining
-        return min(plan.holds, max(1, front + round(random.expovariate(40 / plan.holds))))
+            return random.randint(front, plan.holds + plan.ahead)  # noqa: S311
+        return min(plan.holds, front + round(random.expovariate(20 / plan.holds)))
 
 
 # --------------------------------------------------------------------------
@@ -429,18 +445,7 @@ class _Fleet:
 
     def __init__(self, plan: Plan, cluster: Cluster) -> None:
         self._logs = cluster.room
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "pgreaper",
-            "work",
-            "--daemon",
-            "--poll",
-            "0.2",
-            "--shutdown-timeout",
-            "3",
-        ]
+        command = [sys.executable, *"-P -m pgreaper work --daemon --poll 0.2 --shutdown-timeout 3".split()]
         self._keeper = subprocess.Popen(
             ["/bin/sh", "-c", _KEEPER, "pgreaper-demo", str(plan.workers), str(self._logs), *command],
             env=os.environ | {"PGREAPER_DATABASE_URL": cluster.dsn},
@@ -455,7 +460,7 @@ class _Fleet:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
     ) -> None:
         self._keeper.communicate("stop\n" if kind is None else "")
 
@@ -508,12 +513,12 @@ select w.number,
 
 _REMAINING: Final = "select count(*) from bookings where status = 'held' and hold_until <= clock_timestamp()"
 
-# What the victim has in hand, provided that its backend has nothing left to do for it.
+# What the victim has in hand, and whether its backend still does something for it.
 _IN_HAND: Final = """
-select l.token, l.holds
-  from pgreaper.leases as l
-  join pg_stat_activity as a on a.application_name = l.worker
- where l.worker = %s and not l.lapsed and a.state = 'idle'
+select a.state = 'idle', l.token, l.holds
+  from pg_stat_activity as a
+  left join pgreaper.leases as l on l.worker = a.application_name and not l.lapsed
+ where a.application_name = %s
 """
 
 _NOTE: Final = """
@@ -576,9 +581,10 @@ class _Director:
         with _Application(self._dsn, scene) as application:
             while self._look() and scene.elapsed < _PATIENCE:
                 if self._victims_keys is None and scene.elapsed > _KILL_AFTER:
-                    self._kill(scene.workers[VICTIM - 1])
-                    self._visit(application)
-                time.sleep(_LOOK_EVERY)
+                    if self._kill(scene.workers[VICTIM - 1]):
+                        self._visit(application)
+                else:
+                    time.sleep(_LOOK_EVERY)
             application.stop()
             if application.error is not None:
                 raise DemoError(f"the application failed: {type(application.error).__name__}") from application.error
@@ -603,24 +609,27 @@ class _Director:
     def _tell_what_happened(self) -> None:
         for token, loser, taker, seconds in self._connection.execute(_TAKEN_BACK, (self._seen,)).fetchall():
             self._seen.append(token)
-            who = f"worker {taker}" if taker else "another worker"
-            self._scene.tell(f"{who} takes the lease of worker {loser} back, {seconds:.1f} s after its claim", "good")
+            who = f"worker {taker}" if taker else "the others"
+            self._scene.tell(f"worker {loser}'s lease is taken back by {who}, {seconds:.1f} s after its claim", "good")
         if self._victims_keys is not None and not self._recovered:
             ((self._recovered,),) = self._connection.execute(_SETTLED, (self._victims_keys,)).fetchall()
             last = self._recovered and self._connection.execute(_LAST_EXPIRED, (POLICY, self._victims_keys)).fetchone()
             if last:
                 self._scene.tell(f"the last of its holds is expired, by worker {last[0]}", "good")
 
-    def _kill(self, victim: WorkerScene) -> None:
+    def _kill(self, victim: WorkerScene) -> bool:
         """
-        Kill a worker between claim and expire, which lie milliseconds apart.
+        Try to kill a worker between claim and expire, which lie milliseconds apart; whether it is dead.
 
         So it is frozen again and again, at random, until it is caught with a lease in hand and with
         nothing under way to the server; then it dies without another instruction.
         """
-        deadline = time.monotonic() + _KILL_PATIENCE
+        tried_for = time.monotonic() - self._began - _KILL_AFTER
+        if tried_for > _KILL_PATIENCE:
+            raise DemoError("the worker that was to be killed never had a lease in hand")
+        wanted = self._scene.plan.batch // 2 if tried_for < _KILL_PATIENCE / 2 else 1
+        deadline = time.monotonic() + _LOOK_EVERY
         while time.monotonic() < deadline:
-            wanted = self._scene.plan.batch // 2 if time.monotonic() < deadline - _KILL_PATIENCE / 2 else 1
             os.kill(victim.pid, signal.SIGSTOP)
             token = self._caught(victim, wanted)
             if token is not None and (keys := self._connection.execute(_NOTE, (token,)).fetchone()):
@@ -630,22 +639,28 @@ class _Director:
                 self._scene.elapsed = time.monotonic() - self._began
                 holds = plural(len(keys[0]), "hold")
                 self._scene.tell(f"worker {victim.number} is killed (SIGKILL) with {holds} leased to it", "bad")
-                return
+                return True
             os.kill(victim.pid, signal.SIGCONT)
-            time.sleep(random.uniform(0.001, 0.02))  # noqa: S311
-        raise DemoError("the worker that was to be killed never had a lease in hand")
+            time.sleep(random.uniform(0.002, 0.02))  # noqa: S311
+        return False
 
-    def _caught(self, victim: WorkerScene, wanted: int) -> Any | None:
-        """The token that a frozen worker holds; asked twice, because its last words may be on their way."""
-        token = None
-        for _ in range(2):
+    def _caught(self, victim: WorkerScene, wanted: int) -> "UUID | None":
+        """The token of a frozen worker's lease, once its backend is idle; a last word may be on its way, so wait."""
+        before: UUID | None = None
+        while True:
             row = self._connection.execute(_IN_HAND, (victim.name,)).fetchone()
-            if row is None or row[1] < wanted:
+            if row is None:
+                raise DemoError(f"worker {victim.number} has lost its connection")
+            idle, token, holds = row
+            if not idle:
+                time.sleep(0.002)
+            elif token is None or holds < wanted:
                 return None
-            token = row[0]
-            time.sleep(0.02)
-        row = self._connection.execute(_IN_HAND, (victim.name,)).fetchone()
-        return token if row is not None and row[0] == token else None
+            elif token == before:
+                return before
+            else:
+                before = token
+                time.sleep(0.02)
 
     def _visit(self, application: _Application) -> None:
         """Customers whose holds the dead worker has come as well: a lease keeps workers away, nobody else."""
@@ -653,7 +668,7 @@ class _Director:
         paid = sum(application.pay(booking) for booking in customers[:3])
         extended = sum(application.extend(booking) for booking in customers[3:])
         self._scene.elapsed = time.monotonic() - self._began
-        self._scene.tell(f"customers pay {paid} and extend {extended} of these: a lease keeps nobody but workers away")
+        self._scene.tell(f"customers pay {paid} and extend {extended} of these: a lease binds workers only")
 
 
 # --------------------------------------------------------------------------
@@ -768,7 +783,7 @@ def _once(n: Mapping[str, Any]) -> Line:
         "Each expired once, none twice",
         n["rows_expired"] > 0 and agree and n["twice"] == 0 and n["resurrected"] == 0,
         f"{n['rows_expired']:,} rows, {n['trail_expired']:,} in the history,"
-        f" {n['trigger_expired']:,} seen by the table's trigger, {n['twice']:,} twice",
+        f" {n['trigger_expired']:,} seen by a trigger; {n['twice']:,} twice",
         _pick(n, "rows_expired", "trail_expired", "trigger_expired", "twice", "resurrected"),
     )
 
@@ -810,17 +825,16 @@ def _taken_over(n: Mapping[str, Any]) -> Line:
     if n["kills"] != 1 or n["taken_back_after"] is None:
         detail = "no worker was killed" if n["kills"] != 1 else f"the lease of worker {n['victim']} was not taken back"
         return Line("taken-over", claim, holds=False, detail=detail, numbers=_pick(n, *names))
-    who = ", ".join(
-        f"{holds:,} by worker {number}" for number, holds in sorted(n["taken_over_by"].items(), key=lambda i: int(i[0]))
-    )
     by = f" by worker {n['taken_back_by']}" if n["taken_back_by"] is not None else ""
+    shares = sorted((int(number), holds) for number, holds in n["taken_over_by"].items())
+    who = ", ".join(f"{holds:,} by worker {number}" for number, holds in shares)
     return Line(
         "taken-over",
         claim,
         n["taken_over"] > 0 and n["taken_over"] + n["taken_over_changed"] == n["leased"] and n["dead_hand"] == 0,
-        f"worker {n['victim']} had {n['leased']:,}; taken back{by} {n['taken_back_after']:.1f} s after the claim;"
-        f" {n['taken_over_changed']:,} paid or extended, {n['taken_over']:,} expired ({who}),"
-        f" the last {n['finished_after'] or 0:.1f} s after the kill",
+        f"{n['leased']:,} leased to worker {n['victim']}, taken back{by} {n['taken_back_after']:.1f} s after its claim:"
+        f" {n['taken_over_changed']:,} were paid or extended, {n['taken_over']:,} expired ({who})"
+        f" within {n['finished_after'] or 0:.1f} s of the kill",
         _pick(n, *names),
     )
 
@@ -832,7 +846,7 @@ def _queries(connection: psycopg.Connection[Any]) -> list[str]:
     ).fetchone()
     key = row[0] if row else "1"
     return [
-        f"select at, outcome, state, worker from pgreaper.reaper_history('{POLICY}', '{key}');",
-        "select state, due, expired, not_eligible, finish_p99 from pgreaper.status;",
-        "select outcome, worker, count(*) from pgreaper.history group by 1, 2 order by 1, 2;",
+        f"select at, outcome, worker from pgreaper.reaper_history('{POLICY}', '{key}');",  # noqa: S608  to be read
+        "select policy, state, due, expired, not_eligible, dead from pgreaper.status;",
+        "select worker, outcome, count(*) from pgreaper.history group by 1, 2;",
     ]

@@ -214,16 +214,16 @@ class _Screen(_Nothing):
 def _premises(scene: Scene) -> list[str]:
     plan = scene.plan
     return [
-        f"{plan.holds:,} bookings are overdue, {plan.ahead:,} are not. Lease {duration(plan.lease)}, batches of {plan.batch},",
-        f"and for you to see something a rate limit of {plan.rate:,} holds per second.",
+        f"{plan.holds:,} bookings are overdue, {plan.ahead:,} are not. A lease lasts {duration(plan.lease)}.",
+        f"So that you see something: batches of {plan.batch}, and a rate limit of {plan.rate:,}/s.",
     ]
 
 
 def _served(scene: Scene) -> str:
     a = scene.application
     return (
-        f"the box office meanwhile: {a.paid:,} paid, {a.extended:,} extended, {a.late:,} came too late,"
-        f" longest wait {duration(a.slowest)}"
+        f"application: {a.paid:,} paid, {a.extended:,} extended, {a.late:,} too late;"
+        f" waits {duration(a.typical)}, at most {duration(a.longest)}"
     )
 
 
@@ -263,7 +263,8 @@ def _emit(report: Report, exit_code: int) -> None:
             "paid": scene.application.paid,
             "extended": scene.application.extended,
             "late": scene.application.late,
-            "slowest_seconds": round(scene.application.slowest, 6),
+            "median_wait_seconds": round(scene.application.typical, 6),
+            "longest_wait_seconds": round(scene.application.longest, 6),
         },
         events=[{"at_seconds": round(event.at, 3), "text": event.text} for event in scene.events],
         proof=[
@@ -308,7 +309,7 @@ def _stage(scene: Scene, width: int, lines: int) -> "RenderableType":
         _text(""),
         _crew(scene),
         _text(""),
-        _text(_served(scene).removeprefix("the "), "cyan"),
+        _text(_served(scene), "cyan"),
         _text(""),
         _progress(scene, width - 2),
         _text(""),
@@ -343,7 +344,7 @@ def _crew(scene: Scene) -> "Table":
 def _row(worker: WorkerScene) -> list[str]:
     if worker.killed:
         left = worker.lease_left
-        state = "" if left is None else f"{max(left, 0):.1f} s"
+        state = "taken back" if left is None else f"{max(left, 0):.1f} s"
         return [f"{worker.number} killed", str(worker.pid), f"{worker.expired:,}", "", f"{worker.leased:,}", state]
     leased = f"{worker.leased:,}" if worker.leased else "·"
     return [str(worker.number), str(worker.pid), f"{worker.expired:,}", f"{worker.rate:,.0f}", leased, ""]
