@@ -22,6 +22,7 @@ FILES: tuple[str, ...] = (
     "tables/totals.sql",
     "types/leased_hold.sql",
     "types/hold_outcome.sql",
+    "types/failure_decision.sql",
     "types/policy_change.sql",
     "types/policy_preview.sql",
     "types/_batch.sql",
@@ -50,23 +51,34 @@ FILES: tuple[str, ...] = (
     "functions/_retry_at.sql",
     "functions/_retries.sql",
     "functions/_allowance.sql",
+    "functions/_suspicion.sql",
+    "functions/_youngest.sql",
     "functions/_error_class.sql",
     "functions/_not_before.sql",
     "functions/_fail.sql",
     "functions/_put_back.sql",
+    "functions/_suspend.sql",
+    "functions/_lost_sessions.sql",
+    "functions/_lapsed.sql",
+    "functions/_recorded.sql",
     "functions/_take_back.sql",
     "functions/_write.sql",
     "functions/_attempt.sql",
     "functions/_classify.sql",
     "functions/_transition.sql",
     "functions/_lease.sql",
-    "functions/_recorded.sql",
     "functions/reaper_claim.sql",
     "functions/reaper_expire.sql",
+    "functions/reaper_fail.sql",
     "functions/reaper_renew.sql",
     "functions/reaper_release.sql",
     "functions/_sweep_step.sql",
     "functions/reaper_sweep.sql",
+    "functions/reaper_replay.sql",
+    "functions/reaper_discard.sql",
+    "functions/_shell_quoted.sql",
+    "views/dead_letters.sql",
+    "views/retries.sql",
     "views/history.sql",
     "functions/reaper_history.sql",
     "functions/reaper_preview.sql",
@@ -96,7 +108,8 @@ begin
   if v_dead + v_leases > 0 then
     raise exception 'pgreaper has unfinished work: % dead letters, % active leases', v_dead, v_leases
       using errcode = 'object_in_use',
-            hint = 'Nothing was changed. Stop the workers and settle the dead letters, or use --force and lose the record of both.';
+            hint = 'Nothing was changed. Let the workers finish and settle the dead letters, '
+                   'or use --force: what they say is lost.';
   end if;
 end
 $unfinished$;
@@ -108,6 +121,6 @@ def upgrade(op: Operations) -> None:
 
 
 def downgrade(op: Operations) -> None:
-    if not op.get_context().opts.get("pgreaper_force"):
+    if not op.get_context().opts.get(schema.FORCE):
         schema.execute(op, UNFINISHED)
     schema.drop(op, revision, FILES)
