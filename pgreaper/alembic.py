@@ -67,7 +67,7 @@ def downgrade(*, to: str, force: bool = False) -> None:
         scripts,
         schema.downgrade_steps(scripts, to),
         start=scripts.get_current_head(),
-        pgreaper_force=force,
+        options={schema.FORCE: force},
     )
 
 
@@ -100,7 +100,7 @@ def _run(
     steps: Callable[..., Iterable[Any]],
     *,
     start: str | None,
-    **options: object,
+    options: Mapping[str, object] | None = None,
 ) -> None:
     try:
         host = op.get_context()
@@ -109,12 +109,13 @@ def _run(
             "pgreaper.alembic works inside a migration only",
             hint="Call it from upgrade() or downgrade() of a revision; elsewhere use `pgreaper install`.",
         ) from None
+    offline: dict[str, object] = {}
     if host.as_sql:
-        options |= {"as_sql": True, "output_buffer": host.output_buffer, "starting_rev": start}
+        offline = {"as_sql": True, "output_buffer": host.output_buffer, "starting_rev": start}
     schema.run(
         MigrationContext.configure(
             connection=None if host.as_sql else host.connection,
             dialect=host.dialect,
-            opts={**schema.OPTIONS, "script": scripts, "fn": steps, **options},
+            opts={**schema.OPTIONS, "script": scripts, "fn": steps, **offline, **(options or {})},
         )
     )

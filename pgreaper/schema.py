@@ -13,7 +13,7 @@ and advisory lock, then Alembic's steps, then the settings the caller had.
 
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -71,9 +71,16 @@ class Source:
         return tuple(re.findall(r"^\\ir\s+(\S+)", text, re.MULTILINE))
 
     def path(self, revision: str, name: str) -> Path:
-        """Where the text is that this revision installs under this name: retired, or still current."""
-        retired = self.migrations / "retired" / revision / name
-        return retired if retired.exists() else self.sql / name
+        """
+        Where the text is that this revision installs under this name.
+
+        A text is retired in the folder of the last revision that installs it; the
+        earlier ones, which install the same text, find it there too.
+        """
+        for folder in sorted((self.migrations / "retired").glob("[0-9]*")):
+            if folder.name >= revision and (folder / name).is_file():
+                return folder / name
+        return self.sql / name
 
     def read(self, revision: str, name: str) -> str:
         """The text that this revision installs under this name."""
@@ -105,9 +112,7 @@ _TOKEN = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _COMMENT = re.compile(r"\s*(?:--[^\n]*(?:\n|$)\s*)*")
-_CREATES = re.compile(
-    r"create (?:or replace )?(table|view|type|domain|sequence|function|procedure) (pgreaper\.(\w+))"
-)
+_CREATES = re.compile(r"create (?:or replace )?(table|view|type|domain|sequence|function|procedure) (pgreaper\.(\w+))")
 
 
 def statements(text: str) -> Iterator[str]:
@@ -289,6 +294,9 @@ OPTIONS: dict[str, Any] = {
 }
 """What every Alembic context of pgreaper is configured with."""
 
+FORCE: Final = "pgreaper_force"
+"""The option that lets a downgrade throw unfinished work away."""
+
 
 def run(context: MigrationContext) -> str | None:
     """
@@ -326,8 +334,8 @@ def upgrade_steps(scripts: ScriptDirectory, to: str) -> Callable[..., Iterable[A
     """Alembic's work function for an upgrade: nothing when the database is there or beyond."""
 
     def steps(heads: tuple[str, ...], _context: object) -> Iterable[Any]:
-        target = scripts.get_revision(to)
-        if target and any(target.revision in _ancestry(scripts, head) for head in heads):
+        target = scripts.get_revision(to).revision
+        if any(target in _ancestry(scripts, head) for head in heads):
             return []
         return scripts._upgrade_revs(to, heads)  # type: ignore[arg-type]  # noqa: SLF001 - as in Alembic's cookbook
 
@@ -364,7 +372,7 @@ class Change:
         return self.before != self.after
 
 
-def install(database: Database = None, *, to: str = "head") -> Change:
+def install(database: Database = None) -> Change:
     """
     Install pgreaper, or upgrade it to this package's revision.
 
@@ -378,7 +386,7 @@ def install(database: Database = None, *, to: str = "head") -> Change:
     """
     scripts = source().scripts
     with transaction(database) as connection:
-        context = _configure(scripts, upgrade_steps(scripts, to), connection=connection)
+        context = _configure(scripts, upgrade_steps(scripts, "head"), connection)
         before = run(context)
         return Change(before, context.get_current_revision())
 
@@ -400,9 +408,7 @@ def uninstall(database: Database = None, *, force: bool = False) -> Change:
     """
     scripts = source().scripts
     with transaction(database) as connection:
-        context = _configure(
-            scripts, downgrade_steps(scripts, "base"), connection=connection, pgreaper_force=force
-        )
+        context = _configure(scripts, downgrade_steps(scripts, "base"), connection, {FORCE: force})
         if context.get_current_revision() is None:
             return Change(None, None)
         return Change(run(context), context.get_current_revision())
@@ -411,32 +417,32 @@ def uninstall(database: Database = None, *, force: bool = False) -> Change:
 def uninstall_sql(*, force: bool = False) -> str:
     """The same as text for ``psql``, for a database at this package's revision."""
     scripts = source().scripts
-    return _script(
-        scripts, downgrade_steps(scripts, "base"), start=scripts.get_current_head(), pgreaper_force=force
-    )
+    return _script(scripts, downgrade_steps(scripts, "base"), start=scripts.get_current_head(), options={FORCE: force})
 
 
 def _configure(
     scripts: ScriptDirectory,
     steps: Callable[..., Iterable[Any]],
-    *,
-    connection: Connection | None = None,
-    **options: object,
+    connection: Connection | None,
+    options: Mapping[str, object] | None = None,
 ) -> MigrationContext:
     return MigrationContext.configure(
         connection=connection,
         dialect_name=None if connection else "postgresql+psycopg",
-        opts={**OPTIONS, "script": scripts, "fn": steps, **options},
+        opts={**OPTIONS, "script": scripts, "fn": steps, **(options or {})},
     )
 
 
 def _script(
-    scripts: ScriptDirectory, steps: Callable[..., Iterable[Any]], *, start: str | None, **options: object
+    scripts: ScriptDirectory,
+    steps: Callable[..., Iterable[Any]],
+    *,
+    start: str | None,
+    options: Mapping[str, object] | None = None,
 ) -> str:
     text = io.StringIO()
-    context = _configure(
-        scripts, steps, as_sql=True, output_buffer=text, starting_rev=start, **options
-    )
+    offline = {"as_sql": True, "output_buffer": text, "starting_rev": start}
+    context = _configure(scripts, steps, None, {**offline, **(options or {})})
     text.write(f"-- pgreaper {__version__}: psql --set ON_ERROR_STOP=1 --file THIS\n\n")
     with context.begin_transaction():
         # A database may default to a stricter level, whose snapshot would be older than the lock.
@@ -572,7 +578,11 @@ select format('view %s', c.relname),
 """
 _INSTALLED = _DEFINITIONS.format(schema="'pgreaper'::pg_catalog.regnamespace")
 _FROM_FILES = _DEFINITIONS.format(schema="pg_catalog.pg_my_temp_schema()")
-_TEMPORARY = {"function": "create function pg_temp.", "procedure": "create procedure pg_temp.", "view": "create temporary view "}
+_TEMPORARY = {
+    "function": "create function pg_temp.",
+    "procedure": "create procedure pg_temp.",
+    "view": "create temporary view ",
+}
 
 
 def check(database: Database = None) -> Check:
@@ -584,10 +594,9 @@ def check(database: Database = None) -> Check:
     that can be written and the right to create temporary objects.
     """
     scripts = source().scripts
-    expected = scripts.get_current_head()
-    assert expected is not None
+    expected = str(scripts.get_current_head())
     with transaction(database) as connection:
-        context = _configure(scripts, upgrade_steps(scripts, "head"), connection=connection)
+        context = _configure(scripts, upgrade_steps(scripts, "head"), connection)
         revision = context.get_current_revision()
         if revision != expected:
             return Check(revision, expected)
@@ -621,7 +630,7 @@ def _create_temporary(connection: Connection) -> Iterator[Difference]:
         for kind, created, statement in objects((files.sql / name).read_text(encoding="utf-8")):
             if kind not in _TEMPORARY:
                 continue
-            temporary = _CREATES.sub(lambda _, k=kind, c=created: _TEMPORARY[k] + c, statement, count=1)
+            temporary = _TEMPORARY[kind] + statement[statement.index(created) :]
             try:
                 with connection.begin_nested():
                     connection.exec_driver_sql(temporary, execution_options={"no_parameters": True})
@@ -632,7 +641,5 @@ def _create_temporary(connection: Connection) -> Iterator[Difference]:
 
 
 def _definitions(connection: Connection, query: str) -> dict[str, str]:
-    return {
-        name: definition
-        for name, definition in connection.exec_driver_sql(query, execution_options={"no_parameters": True})
-    }
+    rows = connection.exec_driver_sql(query, execution_options={"no_parameters": True})
+    return {str(name): str(definition) for name, definition in rows}

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--sql", is_flag=True, help="Print the SQL for psql instead of connecting.")
-@click.option("--check", is_flag=True, help="Change nothing; exit 3 unless the database is as this version installs it.")
+@click.option(
+    "--check", is_flag=True, help="Change nothing; exit 3 unless the database is as this version installs it."
+)
 @common_options
 def install(*, sql: bool, check: bool, database_url: str | None, as_json: bool) -> int:
     """

@@ -17,30 +17,44 @@ with s as (select n.* from pg_namespace as n where n.nspname = %(schema)s),
      p as (select p.* from pg_proc as p join s on s.oid = p.pronamespace),
      t as (select t.* from pg_type as t join s on s.oid = t.typnamespace)
 select 'schema ' || s.nspname,
-       jsonb_build_array(s.nspowner::regrole, 
-                         (select jsonb_agg(x::text order by x::text) from unnest(coalesce(s.nspacl, acldefault('n', s.nspowner))) as x))
+       jsonb_build_array(s.nspowner::regrole)
   from s
+union all
+-- Nothing granted and the default granted are the same.
+select format('rights on %%s %%s: %%s to %%s', r.kind, r.name, a.privilege_type, a.grantee::regrole),
+       jsonb_build_array(a.grantor::regrole, a.is_grantable)
+  from (select 'schema', s.nspname::text, coalesce(s.nspacl, acldefault('n', s.nspowner)) from s
+        union all
+        select 'relation', c.relname::text,
+               coalesce(c.relacl, acldefault(case c.relkind when 'S' then 's' else 'r' end::"char", c.relowner))
+          from c
+        union all
+        select 'routine', p.oid::regprocedure::text, coalesce(p.proacl, acldefault('f', p.proowner)) from p
+        union all
+        select 'type', t.typname::text, coalesce(t.typacl, acldefault('T', t.typowner)) from t
+       ) as r (kind, name, acl),
+       aclexplode(r.acl) as a
 union all
 select format('relation %%s', c.relname),
        jsonb_build_array(c.relkind, c.relpersistence, c.reloptions, c.relowner::regrole, c.relrowsecurity,
-                         (select jsonb_agg(x::text order by x::text)
-                            from unnest(coalesce(c.relacl, acldefault(case c.relkind when 'S' then 's' else 'r' end::"char", c.relowner))) as x),
                          c.relforcerowsecurity, c.relreplident, c.reltablespace, a.amname)
   from c left join pg_am as a on a.oid = c.relam
 union all
 select format('column %%s.%%s', c.relname, a.attname),
-       jsonb_build_array(a.attnum, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity, a.attgenerated,
-                         a.attstorage, a.attcompression, a.attcollation::regcollation, a.attacl, a.attoptions,
-                         pg_get_expr(d.adbin, d.adrelid))
+       jsonb_build_array(a.attnum, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity,
+                         a.attgenerated, a.attstorage, a.attcompression, a.attcollation::regcollation,
+                         a.attacl, a.attoptions, pg_get_expr(d.adbin, d.adrelid))
   from c
   join pg_attribute as a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
   left join pg_attrdef as d on d.adrelid = a.attrelid and d.adnum = a.attnum
 union all
-select format('constraint %%s on %%s', k.conname, coalesce(nullif(k.conrelid, 0)::regclass::text, k.contypid::regtype::text)),
+select format('constraint %%s on %%s', k.conname,
+              coalesce(nullif(k.conrelid, 0)::regclass::text, k.contypid::regtype::text)),
        jsonb_build_array(k.contype, pg_get_constraintdef(k.oid), k.condeferrable, k.convalidated)
   from pg_constraint as k join s on s.oid = k.connamespace
 union all
-select format('index %%s', c.relname), jsonb_build_array(pg_get_indexdef(c.oid), i.indisunique, i.indisprimary, i.indisvalid)
+select format('index %%s', c.relname),
+       jsonb_build_array(pg_get_indexdef(c.oid), i.indisunique, i.indisprimary, i.indisvalid)
   from c join pg_index as i on i.indexrelid = c.oid
 union all
 select format('view %%s', c.relname), to_jsonb(pg_get_viewdef(c.oid)) from c where c.relkind in ('v', 'm')
@@ -51,20 +65,20 @@ union all
 select format('trigger %%s on %%s', g.tgname, c.relname), to_jsonb(pg_get_triggerdef(g.oid))
   from c join pg_trigger as g on g.tgrelid = c.oid and not g.tgisinternal
 union all
-select format('sequence %%s', c.relname), to_jsonb(q) - 'seqrelid' from c join pg_sequence as q on q.seqrelid = c.oid
+select format('sequence %%s', c.relname), to_jsonb(q) - 'seqrelid' - 'seqtypid'
+  from c join pg_sequence as q on q.seqrelid = c.oid
 union all
 select format('function %%s', p.oid::regprocedure),
-       jsonb_build_array(p.prosrc, l.lanname, p.prokind, p.provolatile, p.proparallel, p.prosecdef, p.proisstrict,
-                         p.proleakproof, p.proretset, p.procost, p.prorows, p.proconfig, p.proowner::regrole,
-                         (select jsonb_agg(x::text order by x::text) from unnest(coalesce(p.proacl, acldefault('f', p.proowner))) as x),
-                         pg_get_function_arguments(p.oid), pg_get_function_result(p.oid))
+       jsonb_build_array(p.prosrc, l.lanname, p.prokind, p.provolatile, p.proparallel, p.prosecdef,
+                         p.proisstrict, p.proleakproof, p.proretset, p.procost, p.prorows, p.proconfig,
+                         p.proowner::regrole, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid))
   from p join pg_language as l on l.oid = p.prolang
 union all
 select format('type %%s', t.typname),
        jsonb_build_array(t.typtype, t.typcategory, t.typowner::regrole, t.typnotnull,
-                         (select jsonb_agg(x::text order by x::text) from unnest(coalesce(t.typacl, acldefault('T', t.typowner))) as x),
                          format_type(t.typbasetype, t.typtypmod), t.typdefault,
-                         (select jsonb_agg(e.enumlabel order by e.enumsortorder) from pg_enum as e where e.enumtypid = t.oid))
+                         (select jsonb_agg(e.enumlabel order by e.enumsortorder)
+                            from pg_enum as e where e.enumtypid = t.oid))
   from t
 union all
 select format('comment on %%s', pg_describe_object(d.classoid, d.objoid, d.objsubid)), to_jsonb(d.description)

@@ -94,7 +94,9 @@ class Host:
         return result.stdout
 
 
-def make_host(folder: Path, dsn: str, *, driver: str = "psycopg", template: str = "generic", python: str = sys.executable) -> Host:
+def make_host(
+    folder: Path, dsn: str, *, driver: str = "psycopg", template: str = "generic", python: str = sys.executable
+) -> Host:
     """``alembic init`` and the address of the database; nothing else differs from what everybody has."""
     folder.mkdir()
     made = run(python, "-m", "alembic", "init", "--template", template, "alembic", cwd=folder)

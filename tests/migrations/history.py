@@ -21,6 +21,7 @@ from pgreaper.schema import Source
 ROOT = Path(__file__).parents[2]
 REFRESH = "python tests/migrations/history.py --write"
 HEADING = re.compile(r"^# revision (\S+) \((.+)\)$")
+RETIRED = re.compile(r"^migrations/retired/\w+/")
 UNRELEASED = "unreleased"
 
 
@@ -38,8 +39,7 @@ class Entry:
     @property
     def content(self) -> tuple[tuple[str, str], ...]:
         """Hash and name below sql/, wherever the text lives by now."""
-        retired = f"migrations/retired/{self.revision}/"
-        return tuple((line[:64], line[66:].replace(retired, "sql/", 1)) for line in self.lines)
+        return tuple((line[:64], RETIRED.sub("sql/", line[66:])) for line in self.lines)
 
 
 def recorded(source: Source) -> dict[str, Entry]:
@@ -62,8 +62,7 @@ def actual(source: Source) -> Iterator[Entry]:
             script.revision,
             UNRELEASED,
             tuple(
-                f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(top).as_posix()}"
-                for path in paths
+                f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(top).as_posix()}" for path in paths
             ),
         )
 
@@ -77,7 +76,7 @@ def problems(source: Source) -> Iterator[str]:
             yield f"revision {revision} ({entry.release}) is gone; ids are never deleted or reused"
             continue
         if entry.content != found[revision].content:
-            changed = dict((name, sha) for sha, name in set(entry.content) ^ set(found[revision].content))
+            changed = {name for _, name in set(entry.content) ^ set(found[revision].content)}
             names = ", ".join(sorted(changed)) or "the order of its files"
             if entry.release == UNRELEASED:
                 yield f"revision {revision} is not as recorded ({names}); refresh with: {REFRESH}"

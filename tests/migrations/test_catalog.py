@@ -1,4 +1,4 @@
-"""What is in the database afterwards, compared by catalog: every way in makes the same, and the way out leaves nothing."""
+"""What is in the database, compared by catalog: every way in makes the same, and the way out leaves nothing."""
 
 import re
 from collections.abc import Callable
@@ -79,11 +79,14 @@ def test_c097_up_down_up_leaves_no_trace(inhabited: str):
 def test_c097_down_leaves_no_trace_after_work(inhabited: str):
     """The same after a policy was registered and has run: the user's rows stay as the run left them."""
     with psycopg.connect(inhabited, autocommit=True) as connection:
-        connection.execute("insert into shop.holds select g, 'held', now() - interval '1 hour' from generate_series(1, 5) as g")
+        connection.execute(
+            "insert into shop.holds select g, 'held', now() - interval '1 hour' from generate_series(1, 5) as g"
+        )
         before = catalog.counts(inhabited)
         schema.install(inhabited)
         connection.execute(
-            "select * from pgreaper.reaper_register('holds', 'shop.holds', 'expires_at', 'status', '{held}', 'expired', 'shop')"
+            "select pgreaper.reaper_register("
+            " 'holds', 'shop.holds', 'expires_at', 'status', '{held}', 'expired', owner => 'shop')"
         )
         connection.execute("call pgreaper.reaper_sweep('holds')")
 
@@ -104,7 +107,7 @@ def test_c099_offline_equals_online(new_database: NewDatabase, psql: Run, tmp_pa
     done = psql(through_psql, "--set", "ON_ERROR_STOP=1", "--file", str(script))
     assert (done.returncode, done.stderr) == (0, "")
     with psycopg.connect(through_psycopg, autocommit=True) as connection:
-        connection.execute(text)  # type: ignore[arg-type]
+        connection.execute(text)
 
     expected = catalog.schema(online, version_table=True)
     assert catalog.schema(through_psql, version_table=True) == expected
@@ -114,7 +117,7 @@ def test_c099_offline_equals_online(new_database: NewDatabase, psql: Run, tmp_pa
 
 
 def test_c099_sources_are_the_files(empty_dsn: str, files: Source):
-    """A function body in the catalog is, byte for byte, the one in its file: no colon, percent sign or space is lost."""
+    """A function body in the catalog is, byte for byte, the one in its file: nothing is lost."""
     schema.install(empty_dsn)
     bodies = {source.decode() for source in catalog.sources(empty_dsn).values()}
 
@@ -208,7 +211,8 @@ def test_c108_dump_and_restore(
             create table "Tenant-B"."Holds" (id bigint primary key, status text, expires_at timestamptz);
             insert into "Tenant-B"."Holds" select g, 'held', now() - interval '1 hour' from generate_series(1, 5) as g;
             set search_path = "Tenant-B", public;
-            select * from pgreaper.reaper_register('holds', '"Holds"', 'expires_at', 'status', '{held}', 'expired', 'b', lease => '1 day');
+            select pgreaper.reaper_register(
+              'holds', '"Holds"', 'expires_at', 'status', '{held}', 'expired', owner => 'b', lease => '1 day');
         """)
         assert len(connection.execute("select * from pgreaper.reaper_claim('holds', 2)").fetchall()) == 2
         in_flight = connection.execute("select * from pgreaper.claims").fetchall()

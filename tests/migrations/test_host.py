@@ -51,7 +51,7 @@ def test_online(host: Host, empty_dsn: str, new_database: NewDatabase):
 
 
 def test_c099_offline(host: Host, empty_dsn: str, new_database: NewDatabase, psql: Run):
-    """`alembic upgrade head --sql` of the host contains ours, once, in the host's transaction; psql makes the same of it."""
+    """`alembic upgrade head --sql` of the host contains ours, once, in their transaction; psql makes the same of it."""
     host.revision(HOLDS)
     host.revision(INSTALL, REMOVE)
     host.revision("op.execute(\"comment on table holds is '100 % :name'\")")
@@ -75,10 +75,10 @@ def test_c099_offline(host: Host, empty_dsn: str, new_database: NewDatabase, psq
 
 
 def test_the_hosts_revision_goes_on_as_before(host: Host, empty_dsn: str):
-    """After our call `op` is still the host's, settings are the host's, and a percent sign is still one percent sign."""
+    """After our call `op` is still the host's, so are its settings, and a percent sign is still one."""
     host.revision(HOLDS)
     host.revision(
-        'op.execute("set local lock_timeout = \'7s\'")\n'
+        "op.execute(\"set local lock_timeout = '7s'\")\n"
         + INSTALL
         + """
 op.add_column("holds", __import__("sqlalchemy").Column("note", __import__("sqlalchemy").Text()))
@@ -104,16 +104,20 @@ op.execute("insert into holds (id, note) select 3, current_setting('search_path'
         ("target_metadata=target_metadata\n", "target_metadata=target_metadata, transaction_per_migration=True\n"),
         (
             "        with context.begin_transaction():\n            context.run_migrations()\n\n\nif",
-            "        connection.exec_driver_sql('select pg_advisory_lock(42)')\n"
-            "        with connection.begin_nested(), context.begin_transaction():\n"
-            "            context.run_migrations()\n"
-            "        connection.commit()\n\n\nif",
+            """\
+        connection.exec_driver_sql('select pg_advisory_lock(42)')
+        with connection.begin_nested(), context.begin_transaction():
+            context.run_migrations()
+        connection.commit()
+
+
+if""",
         ),
     ],
     ids=["default", "transaction_per_migration", "outer_lock"],
 )
 def test_c101_a_failing_revision_takes_ours_back(host: Host, empty_dsn: str, edit: tuple[str, str]):
-    """When the host's step fails after our call, in any arrangement of transactions, nothing of ours stays half; a re-run works."""
+    """When the host's step fails after our call, nothing of ours stays half, and a re-run works."""
     host.edit_env(*edit)
     host.revision(HOLDS)
     host.revision(INSTALL + "\nif not __import__('os').path.exists('fixed'): op.execute('select 1/0')", REMOVE)
@@ -153,7 +157,7 @@ def test_c044_a_new_enum_value_in_the_same_upgrade(host: Host, empty_dsn: str):
     with psycopg.connect(empty_dsn, autocommit=True) as connection:
         connection.execute("insert into holds values (1, 'held', now() - interval '1 hour')")
         connection.execute(
-            "select * from pgreaper.reaper_register('holds', 'holds', 'expires_at', 'status', '{held}', 'expired', 'me')"
+            "select pgreaper.reaper_register('holds', 'holds', 'expires_at', 'status', '{held}', 'expired', 'me')"
         )
         connection.execute("call pgreaper.reaper_sweep('holds')")
         assert connection.execute("select status::text from holds").fetchall() == [("expired",)]
@@ -176,7 +180,9 @@ def test_c095_autogenerate_wants_nothing(host: Host, empty_dsn: str, include_sch
             "target_metadata=target_metadata\n",
             "target_metadata=target_metadata, include_schemas=True, include_name=include_name\n",
         )
-        host.edit_env("from alembic import context\n", "from alembic import context\nfrom pgreaper.alembic import include_name\n")
+        host.edit_env(
+            "from alembic import context\n", "from alembic import context\nfrom pgreaper.alembic import include_name\n"
+        )
     host.revision(CREATE_SHOP)
     host.revision(INSTALL, REMOVE)
     host.succeed("upgrade", "head")

@@ -14,7 +14,7 @@ from tests.migrations.conftest import Run
 
 NewDatabase = Callable[[], str]
 
-SECOND = '''
+SECOND = """
 from pgreaper import schema
 
 revision = "0002"
@@ -31,7 +31,46 @@ def upgrade(op):
 def downgrade(op):
     schema.drop(op, revision, FILES)
     schema.apply(op, "0001", ("functions/reaper_version.sql", "rights.sql"))
-'''
+"""
+
+
+# Everything that text(), a driver's parameters or an offline script could trip over.
+AWKWARD = r"""-- awkward: a body; with a semicolon in its header's "quotes' and :names
+create function pgreaper._awkward(a integer[] default '{1,2}') returns text language plpgsql as $function$
+declare
+  v_json jsonb := '{"a":true, "b": :1}';  -- :name :true %(percent)s %% \: $1 $$ ; don't
+begin
+  raise notice 'x % y', format('%I %s %L %%', 'a', a[:1], ' :name');
+  return E'tab\t;' || '\d+' || v_json::text || a[1:2]::text || 'größer ☃';
+end;
+$function$;
+comment on function pgreaper._awkward(integer[]) is '100 % :of "it''s"; yes';
+"""
+
+
+def test_c099_awkward_text(files: Source, new_database: NewDatabase, tmp_path: Path, psql: Run, monkeypatch):
+    """Colons, percent signs, backslashes, dollars and semicolons arrive as written: online, by psql, by psycopg."""
+    shutil.copytree(files.migrations, tmp_path / "migrations", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(files.sql, tmp_path / "sql")
+    source = Source(tmp_path / "migrations")
+    (source.sql / "functions" / "_awkward.sql").write_text(AWKWARD)
+    manifest = source.sql / "install.sql"
+    manifest.write_text(manifest.read_text().replace("\\ir rights.sql", "\\ir functions/_awkward.sql\n\\ir rights.sql"))
+    history.write(source)
+    monkeypatch.setattr(schema, "source", lambda: source)
+    online, through_psql, through_psycopg = new_database(), new_database(), new_database()
+
+    schema.install(online)
+    assert psql(through_psql, "-v", "ON_ERROR_STOP=1", input=schema.install_sql()).returncode == 0
+    with psycopg.connect(through_psycopg, autocommit=True) as connection:
+        connection.execute(schema.install_sql())
+
+    body = AWKWARD.split("$function$")[1].encode()
+    for dsn in (online, through_psql, through_psycopg):
+        assert catalog.sources(dsn)["pgreaper._awkward(integer[])"] == body
+    assert catalog.schema(through_psql) == catalog.schema(through_psycopg) == catalog.schema(online)
+    assert schema.check(online).ok
+    assert schema.uninstall(online).changed
 
 
 @pytest.fixture
@@ -54,7 +93,9 @@ def next_release(files: Source, tmp_path: Path) -> Source:
     )
     (source.migrations / "versions" / "0002_second.py").write_text(SECOND)
     manifest = source.sql / "install.sql"
-    manifest.write_text(manifest.read_text().replace("\\ir rights.sql", "\\ir functions/_next_release.sql\n\\ir rights.sql"))
+    manifest.write_text(
+        manifest.read_text().replace("\\ir rights.sql", "\\ir functions/_next_release.sql\n\\ir rights.sql")
+    )
     return source
 
 
@@ -72,7 +113,7 @@ def version(dsn: str) -> object:
 def test_upgrade_and_fresh_install_agree(
     new_database: NewDatabase, released: Callable[[], None], next_release: Source, psql: Run
 ):
-    """From 0.1, from nothing, by the script and by the new install.sql: the same catalog, rights and comments included."""
+    """From 0.1, from nothing, by the script and by the new install.sql: the same catalog."""
     upgraded, fresh, scripted, loaded = (new_database() for _ in range(4))
     schema.install(upgraded)
     released()
@@ -110,7 +151,9 @@ def test_down_and_out_again(new_database: NewDatabase, released: Callable[[], No
     assert catalog.counts(upgraded) == before
 
 
-def test_a_revision_means_the_same_for_ever(new_database: NewDatabase, next_release: Source, monkeypatch: pytest.MonkeyPatch):
+def test_a_revision_means_the_same_for_ever(
+    new_database: NewDatabase, next_release: Source, monkeypatch: pytest.MonkeyPatch
+):
     """Revision 0001 of the next release installs, byte for byte, what it installed when it was released."""
     then, now = new_database(), new_database()
     schema.install(then)
@@ -143,6 +186,6 @@ def test_a_hosts_old_revision_does_not_take_a_new_release_back(empty_dsn: str, r
     schema.install(empty_dsn)
     scripts = schema.source().scripts
     with schema.transaction(empty_dsn) as connection:
-        context = schema._configure(scripts, schema.upgrade_steps(scripts, "0001"), connection=connection)
+        context = schema._configure(scripts, schema.upgrade_steps(scripts, "0001"), connection)
         assert schema.run(context) == "0002"
         assert context.get_current_revision() == "0002"

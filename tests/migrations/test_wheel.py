@@ -48,7 +48,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     venv.create(room / "env", with_pip=True)
     environment = Installed(room / "env")
     pip = (environment.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input")
-    done = run(*pip, "--constraint", room / "constraints.txt", wheel, "psycopg2-binary", "asyncpg", "greenlet", cwd=room)
+    done = run(
+        *pip, "--constraint", room / "constraints.txt", wheel, "psycopg2-binary", "asyncpg", "greenlet", cwd=room
+    )
     assert done.returncode == 0, done.stderr
     return environment
 
@@ -58,7 +60,9 @@ def test_the_wheel_holds_the_files(installed: Installed, files: Source):
     for folder, inside in ((files.sql, "_sql"), (files.migrations, "_migrations")):
         ours = {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc"}
         theirs = installed.package / inside
-        packed = {p.relative_to(theirs): p.read_bytes() for p in theirs.rglob("*") if p.is_file() and p.suffix != ".pyc"}
+        packed = {
+            p.relative_to(theirs): p.read_bytes() for p in theirs.rglob("*") if p.is_file() and p.suffix != ".pyc"
+        }
         assert packed == ours
 
 
@@ -67,7 +71,9 @@ def test_install_from_the_wheel(installed: Installed, new_database: NewDatabase,
     theirs, ours = new_database(), new_database()
     untouched = catalog.counts(theirs)
     schema.install(ours)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | {"PGREAPER_DATABASE_URL": theirs}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | {
+        "PGREAPER_DATABASE_URL": theirs
+    }
     command = installed.folder / "bin" / "pgreaper"
 
     def pgreaper(*arguments: str) -> str:
@@ -85,7 +91,8 @@ def test_install_from_the_wheel(installed: Installed, new_database: NewDatabase,
 
 
 @pytest.mark.parametrize(
-    ("driver", "template"), [("psycopg", "generic"), ("psycopg2", "generic"), ("psycopg", "async"), ("asyncpg", "async")]
+    ("driver", "template"),
+    [("psycopg", "generic"), ("psycopg2", "generic"), ("psycopg", "async"), ("asyncpg", "async")],
 )
 def test_c099_every_driver_of_a_host(
     installed: Installed, new_database: NewDatabase, tmp_path: Path, driver: str, template: str
