@@ -46,7 +46,7 @@ from pgreaper.errors import (
 )
 
 if TYPE_CHECKING:
-    from pgreaper.records import Change, HistoryEntry, Hold, Outcome, Policy, PolicyStatus, Preview
+    from pgreaper.records import Change, Failure, HistoryEntry, Hold, Outcome, Policy, PolicyStatus, Preview
 
 SQL_VERSION: Final = "0.1"
 """The version of the SQL interface that this driver speaks."""
@@ -296,6 +296,20 @@ class Reaper:
         """:meth:`expire` of a whole claim for whoever needs no keys: how many holds had which outcome."""
         return Counter(dict(self._query("select outcome, count(*)" + _EXPIRE + " group by outcome", token, None)))
 
+    def failures(self, token: UUID) -> "list[Failure]":
+        """Why holds of a claim failed, one row per reason, most holds first; empty when none did."""
+        from pgreaper.records import Failure
+
+        return [
+            Failure(*row)
+            for row in self._query(
+                "select kind, error_class, sqlstate, constraint_name, count(*) from pgreaper.events"
+                " where token = %s::uuid and kind in ('retry', 'dead-letter')"
+                " group by kind, error_class, sqlstate, constraint_name order by count(*) desc, error_class",
+                token,
+            )
+        ]
+
     def renew(self, token: UUID, *, lease: Interval | None = None) -> datetime:
         """Keep a lease for longer (default: the policy's lease from now).  Raises LeaseLost."""
         ((until,),) = self._query("select pgreaper.reaper_renew(%s::uuid, %s::interval)", token, lease)
@@ -376,6 +390,18 @@ class Reaper:
             )
         ]  # fmt: skip
 
+    def suspended(self, policies: Sequence[str]) -> dict[str, str]:
+        """Return those of these policies that are suspended because every hold failed alike, and the reason."""
+        rows = self._query(
+            # The condition on cursors costs nothing; what the view adds is only asked of who fails.
+            "select s.policy, s.reason from pgreaper.status as s"
+            " where s.policy in (select p.name from pgreaper.policies as p join pgreaper.cursors as c using (policy_id)"
+            "                     where c.failing_at is not null and p.name = any(%s::text[]))"
+            "   and s.state = 'suspended' order by s.policy",
+            list(policies),
+        )
+        return {str(name): str(reason) for name, reason in rows}
+
     # -- how
 
     def _query(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
@@ -405,7 +431,7 @@ class Reaper:
                     sqlstate="RP005",
                     original=original,
                 )
-        elif isinstance(original, psycopg.errors.UndefinedTable):
+        elif isinstance(original, (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)):
             return RegistrationRefused(
                 "the target does not exist", hint="Name it as in SQL, with its schema.", original=original
             )

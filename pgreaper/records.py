@@ -52,6 +52,17 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """Why so many holds of one claim failed: class, SQLSTATE and constraint; a message is never kept."""
+
+    outcome: str
+    error_class: str
+    sqlstate: str | None
+    constraint_name: str | None
+    holds: int
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryEntry:
     """Something that happened to a hold; see the view ``pgreaper.history``."""
 

@@ -74,7 +74,12 @@ class Settings:
 
 @dataclass(slots=True)
 class PolicyRun:
-    """What a run did for one policy.  ``error`` is the last failure of a batch."""
+    """
+    What a run did for one policy.
+
+    ``error`` is the last failure of a batch as a whole; ``reasons`` counts the failed holds by error class,
+    SQLSTATE and constraint; ``suspended`` says why the policy is, if it is.
+    """
 
     policy: str
     claims: int = 0
@@ -84,11 +89,13 @@ class PolicyRun:
     outcomes: Counter[str] = field(default_factory=Counter)
     error: ReaperError | None = None
     failures: int = 0
+    reasons: Counter[tuple[str, str | None, str | None]] = field(default_factory=Counter)
+    suspended: str | None = None
 
     @property
     def failed(self) -> bool:
-        """Whether something needs a person, or a retry: a batch that raised, or a hold that failed."""
-        return self.failures > 0 or self.outcomes[RETRY] + self.outcomes[DEAD_LETTER] > 0
+        """Whether something needs a person, or a retry: a batch that raised, a hold that failed, a suspension."""
+        return self.failures > 0 or self.suspended is not None or self.outcomes[RETRY] + self.outcomes[DEAD_LETTER] > 0
 
 
 @dataclass(slots=True)
@@ -128,7 +135,7 @@ class Run:
         if self.trouble is not None:
             return self.trouble.exit_code
         broken = [p for p in self.policies.values() if p.failed]
-        if broken and all(isinstance(p.error, DatabaseUnavailable) for p in broken):
+        if broken and all(isinstance(p.error, DatabaseUnavailable) and not p.outcomes[DEAD_LETTER] for p in broken):
             return DatabaseUnavailable.exit_code
         return 1 if broken else 0
 
@@ -271,6 +278,15 @@ class _Turn:
         self.stalled = 0
         self.resume_at = 0.0
         self.failures = 0
+        self._told: dict[str, float] = {}
+
+    def may_tell(self, what: str) -> bool:
+        """Whether this was not said lately: a reason that holds for thousands of batches is one line."""
+        now = time.monotonic()
+        if now - self._told.get(what, -_REPORT_EVERY) < _REPORT_EVERY:
+            return False
+        self._told[what] = now
+        return True
 
     def resize(self, full: int) -> None:
         """The policy's batch may have been registered anew."""
@@ -376,6 +392,7 @@ class Worker:
                 self._rest(progressed=progressed)
             elif all(turn.done for turn in self._turns):
                 self.result.ended = "once" if self.settings.once else "drained"
+                self._look_for_suspended()
                 return
 
     def _over(self) -> bool:
@@ -421,7 +438,7 @@ class Worker:
 
     def _step(self, turn: _Turn) -> bool:
         """One batch of one policy.  Whether there was anything; raises only when the connection is of no more use."""
-        run = self.result.policies.setdefault(turn.policy, PolicyRun(turn.policy))
+        run = self._run_of(turn)
         try:
             batch = self._claim(turn)
         except UnknownPolicy as error:
@@ -462,6 +479,8 @@ class Worker:
             return False
 
         run.outcomes.update(outcomes)
+        if outcomes[RETRY] + outcomes[DEAD_LETTER] > 0:
+            self._explain(turn, run, batch)
         turn.failures = 0
         turn.grow()
         self._troubled_since, self._setbacks = None, 0
@@ -530,6 +549,37 @@ class Worker:
         else:
             turn.done = True
             self._log(f"policy {visible(turn.policy)}: {error.message}; nothing of that batch was changed")
+
+    def _explain(self, turn: _Turn, run: PolicyRun, batch: Batch) -> None:
+        """Holds failed: say why, each reason once in a run and, in a daemon, once in a while."""
+        try:
+            failures = self._patiently(lambda r: r.failures(batch.token))
+            suspended = {} if failures else self._patiently(lambda r: r.suspended([turn.policy]))
+        except ReaperError:
+            return  # The books have it; the count is in the outcomes.
+        for f in failures:
+            run.reasons[f.error_class, f.sqlstate, f.constraint_name] += f.holds
+            where = f" (SQLSTATE {f.sqlstate}{f', constraint {f.constraint_name}' if f.constraint_name else ''})"
+            end = "now a dead letter" if f.outcome == DEAD_LETTER else "to be tried again"
+            what = f.error_class + (where if f.sqlstate else "")
+            if turn.may_tell(what + end):
+                self._log(f"policy {visible(turn.policy)}: {plural(f.holds, 'hold')} failed, {end}: {what}")
+        for reason in suspended.values():
+            run.suspended = reason
+            if turn.may_tell(reason):
+                self._log(f"policy {visible(turn.policy)} is suspended, no hold is charged: {reason}")
+
+    def _look_for_suspended(self) -> None:
+        """A suspended policy claims nothing and looks drained: tell the two apart at the end of a run."""
+        names = [t.policy for t in self._turns if not self._run_of(t).suspended]
+        found = self._retrying(lambda r: r.suspended(names)) if names else {}
+        for turn in self._turns:
+            if turn.policy in found:
+                self._run_of(turn).suspended = found[turn.policy]
+                self._log(f"policy {visible(turn.policy)} is suspended: {found[turn.policy]}")
+
+    def _run_of(self, turn: _Turn) -> PolicyRun:
+        return self.result.policies.setdefault(turn.policy, PolicyRun(turn.policy))
 
     def _withdrawn(self, turn: _Turn, run: PolicyRun, error: ReaperError) -> None:
         """The policy was unregistered while we worked."""

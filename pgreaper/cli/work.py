@@ -168,6 +168,11 @@ def _document(run: Run) -> dict[str, Any]:
                 "released": p.released,
                 "lost": p.lost,
                 "outcomes": {outcome: p.outcomes[outcome] for outcome in OUTCOMES},
+                "suspended": p.suspended,
+                "failed": [
+                    {"error_class": kind, "sqlstate": state, "constraint": constraint, "holds": holds}
+                    for (kind, state, constraint), holds in p.reasons.items()
+                ],
                 "failures": p.failures,
                 "error": _failure(p.error),
             }

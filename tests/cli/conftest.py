@@ -31,7 +31,9 @@ class Result:
 
 
 def environment(dsn: str | None, **more: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "PYTHONPATH", "COVERAGE_PROCESS_START")}
+    kept = {
+        k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "PYTHONPATH", "COVERAGE_PROCESS_START")
+    }
     return kept | ({"DATABASE_URL": dsn} if dsn else {}) | more
 
 
