@@ -1,0 +1,59 @@
+"""
+Faults to plant into pgreaper's functions, in a test's own database, to see the tests turn red.
+
+Each one breaks a rule that the SQL keeps; a harness that does not notice is no harness.
+"""
+
+from dataclasses import dataclass
+
+from tests.concurrency.sessions import Connection
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A text of a function and what a careless hand would have written."""
+
+    rule: str
+    function: str
+    text: str
+    instead: str
+
+    def plant(self, connection: Connection) -> None:
+        row = connection.execute(
+            "select pg_get_functiondef(oid) from pg_proc"
+            " where proname = %s and pronamespace = 'pgreaper'::regnamespace",
+            (self.function,),
+        ).fetchone()
+        assert row is not None, f"there is no function {self.function}"
+        assert row[0].count(self.text) >= 1, f"{self.function} does not say {self.text!r} any more"
+        connection.execute(row[0].replace(self.text, self.instead))
+
+
+FAULTS = {
+    fault.rule: fault
+    for fault in (
+        Fault("guard: held", "_write", "target.held, target.due, target.lock", "'true', target.due, target.lock"),
+        Fault("guard: due", "_write", "target.held, target.due, target.lock", "target.held, 'true', target.lock"),
+        Fault(
+            "skip locked",
+            "_write",
+            "target.held, target.due, target.lock",
+            "target.held, target.due, replace(target.lock, 'skip locked', '')",
+        ),
+        Fault("trail", "_write", "if done is null then", "if true then"),
+        Fault("token", "_lease", "elsif v_claim.finished_at is not null then", "elsif false then"),
+        Fault("lease locked", "_lease", "for update", ""),
+        Fault("cursor locked", "reaper_claim", "for update", ""),
+        Fault("read again", "reaper_claim", "v_locked.moves <> v_cursor.moves", "false"),
+        Fault("leased left out", "_due", "cardinality(v_taken) > 0", "false"),
+        Fault("take back", "reaper_claim", "perform pgreaper._take_back(v_policy, v_target, v_now);", ""),
+        Fault("take back ends the claim", "_take_back", "where c.token = v_claim.token", "where false"),
+        Fault(
+            "release puts back",
+            "reaper_release",
+            "perform pgreaper._put_back(v_claim.policy_id, v_claim.first_deadline);",
+            "",
+        ),
+        Fault("take back skips", "_take_back", "for update skip locked", "for update"),
+    )
+}
