@@ -40,12 +40,15 @@ begin
       encode := 'trim_scale(%1$s)::text';
       decode := '(%1$s)::numeric';
     when v_base = 'bytea'::regtype then
-      encode := $$('\x' || encode(%1$s, 'hex'))$$;
+      -- E: a session may have standard_conforming_strings off.
+      encode := $$(E'\\x' || encode(%1$s, 'hex'))$$;
       decode := '(%1$s)::bytea';
     when v_base in ('real'::regtype, 'double precision'::regtype, 'money'::regtype, 'time'::regtype, 'timetz'::regtype,
-                    'interval'::regtype, 'json'::regtype, 'jsonb'::regtype, 'xml'::regtype)
-      or v_kind not in ('b', 'e') or v_category in ('A', 'G')
-      or v_base in (select r.oid from pg_catalog.pg_type as r where r.typname like 'reg%' and r.typcategory = 'N') then
+                    'interval'::regtype, 'json'::regtype, 'jsonb'::regtype, 'xml'::regtype,
+                    'regclass'::regtype, 'regcollation'::regtype, 'regconfig'::regtype, 'regdictionary'::regtype,
+                    'regnamespace'::regtype, 'regoper'::regtype, 'regoperator'::regtype, 'regproc'::regtype,
+                    'regprocedure'::regtype, 'regrole'::regtype, 'regtype'::regtype)
+      or v_kind not in ('b', 'e') or v_category in ('A', 'G') then
       encode := null;
       decode := null;
     else
