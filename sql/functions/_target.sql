@@ -27,6 +27,7 @@ declare
   v_wanted constant text[] := policy.key_columns
     || array_remove(array[policy.deadline_column, policy.status_column, policy.stamp_column], null)
     || policy.payload_columns || array(select jsonb_object_keys(policy.set_values));
+  v_key_size constant integer := cardinality(policy.key_columns);
   v_found text[];
   v_kind "char";
   v_relation oid;
@@ -54,16 +55,21 @@ begin
   end if;
 
   select array_agg(a.attname),
-         max(a.atttypid) filter (where a.attname = policy.deadline_column),
-         max(a.atttypid) filter (where a.attname = policy.stamp_column),
-         array_agg(k.encode order by w.position) filter (where w.position <= cardinality(policy.key_columns)),
-         array_agg(k.decode order by w.position) filter (where w.position <= cardinality(policy.key_columns)),
-         array_agg(format('h.%I', a.attname) order by w.position) filter (where w.position <= cardinality(policy.key_columns))
+         -- A domain is judged by what it is made of.
+         max(coalesce(nullif(t.typbasetype, 0), t.oid)) filter (where a.attname = policy.deadline_column),
+         max(coalesce(nullif(t.typbasetype, 0), t.oid)) filter (where a.attname = policy.stamp_column),
+         array_agg(k.encode order by w.position) filter (where w.position <= v_key_size),
+         array_agg(k.decode order by w.position) filter (where w.position <= v_key_size),
+         array_agg(format('h.%I', a.attname) order by w.position) filter (where w.position <= v_key_size)
     into v_found, v_deadline_type, v_stamp_type, v_encode, v_decode, v_quoted
     from unnest(v_wanted) with ordinality as w (name, position)
     join pg_catalog.pg_attribute as a
       on a.attrelid = v_relation and a.attname = w.name and a.attnum > 0 and not a.attisdropped
-   cross join lateral pgreaper._key_part(a.atttypid, a.atttypmod) as k;
+    join pg_catalog.pg_type as t on t.oid = a.atttypid
+    -- OFFSET keeps the condition inside, before the function.
+    left join lateral (
+      select p.encode, p.decode from pgreaper._key_part(a.atttypid, a.atttypmod) as p where w.position <= v_key_size offset 0
+    ) as k on true;
 
   if v_found is null or not v_found @> v_wanted then
     raise undefined_column
@@ -85,7 +91,7 @@ begin
 
   -- Key.
   if cardinality(v_quoted) = 1 then
-    v_simple := v_decode[1] like '(%1$s)::%';
+    v_simple := starts_with(v_decode[1], '(%1$s)::');
     v_target.key := format(v_encode[1], v_quoted[1]);
     v_target.matches := case
       when v_simple then format('%s = any ($3%s[])', v_quoted[1], substr(v_decode[1], length('(%1$s)') + 1))
