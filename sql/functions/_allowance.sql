@@ -8,15 +8,20 @@ create function pgreaper._allowance(
   rate_at timestamptz
 )
 returns double precision
-language sql
+language plpgsql
 immutable
 security invoker
 as $function$
-  select least(greatest(policy.rate_limit, 1),
-               coalesce(_allowance.rate_tokens
-                        + policy.rate_limit * greatest(0, extract(epoch from _allowance.clock - _allowance.rate_at)::double precision),
-                        greatest(policy.rate_limit, 1)))
-   where policy.rate_limit is not null;
+begin
+  if policy.rate_limit is null then
+    return null;
+  end if;
+
+  return least(greatest(policy.rate_limit, 1), coalesce(
+    _allowance.rate_tokens
+      + policy.rate_limit * greatest(0, extract(epoch from _allowance.clock - _allowance.rate_at)::double precision),
+    greatest(policy.rate_limit, 1)));
+end;
 $function$;
 
 comment on function pgreaper._allowance(pgreaper.policies, timestamptz, double precision, timestamptz) is

@@ -9,15 +9,17 @@ create function pgreaper._suspicion(
   out suspect boolean,
   out until timestamptz
 )
-language sql
+language plpgsql
 stable
 security invoker
 as $function$
-  select cursor.failing_at is not null
-         and not exists (
-           select from pgreaper.transitions as t
-            where t.policy_id = policy.policy_id and t.at > cursor.failing_at),
-         cursor.suspended_until;
+begin
+  suspect := cursor.failing_at is not null
+    and not exists (
+      select from pgreaper.transitions as t
+       where t.policy_id = policy.policy_id and t.at > cursor.failing_at);
+  until := cursor.suspended_until;
+end;
 $function$;
 
 comment on function pgreaper._suspicion(pgreaper.policies, pgreaper.cursors) is

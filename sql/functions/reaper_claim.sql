@@ -70,6 +70,15 @@ begin
 
   select c.* into v_locked from pgreaper.cursors as c where c.policy_id = v_policy.policy_id for update;
 
+  -- Paused, withdrawn or registered anew while we waited for our turn: begin again.
+  if pgreaper._policy(reaper_claim.policy) is distinct from v_policy then
+    return query
+      select h.*
+        from pgreaper.reaper_claim(reaper_claim.policy, reaper_claim.batch, reaper_claim.worker, reaper_claim.rescan,
+               reaper_claim.session) as h;
+    return;
+  end if;
+
   if v_lapsed then
     perform pgreaper._take_back(v_policy, v_target, v_now);
     select c.* into v_locked from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
@@ -89,7 +98,7 @@ begin
     return;
   end if;
 
-  -- Somebody claimed between the probe and the lock: read again, now that it is our turn.
+  -- Somebody claimed, or gave holds back, between the probe and the lock: read again, now that it is our turn.
   if v_lapsed or v_locked.moves <> v_cursor.moves or cardinality(v_fresh.keys) > v_wanted then
     v_fresh := pgreaper._due(v_policy, v_target, v_now, case when not reaper_claim.rescan then v_locked.position end, v_wanted);
   end if;

@@ -18,7 +18,7 @@ create table pgreaper.cursors (
 comment on table pgreaper.cursors is 'The forward cursor of each policy; the row lock makes claims of one policy take turns.';
 comment on column pgreaper.cursors.policy_id is 'The policy.';
 comment on column pgreaper.cursors.position is 'Deadline up to which claims have advanced; NULL: nothing claimed yet.';
-comment on column pgreaper.cursors.moves is 'Counts the claims; a claim that read another number reads again.';
+comment on column pgreaper.cursors.moves is 'Counts claims and what was given back; a claim that read another number reads again.';
 comment on column pgreaper.cursors.retried is 'Whether the last claim took retries, so that the next takes fresh holds first.';
 comment on column pgreaper.cursors.rate_tokens is 'Holds that the rate limit had left at rate_at.';
 comment on column pgreaper.cursors.rate_at is 'When rate_tokens was last counted.';
