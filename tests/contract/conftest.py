@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Hold(NamedTuple):
-    """A row of ``reaper_claim``, deadlines as text: psycopg cannot read infinity."""
+    """A row of ``reaper_claim``, times as text: psycopg cannot read infinity, nor every DateStyle."""
 
     token: str
     key: str
     deadline: str
     attempt: int
-    claim_until: Any
+    claim_until: str
     payload: Any
 
 
@@ -69,7 +69,7 @@ class Core:
         return self.call("reaper_register", policy=policy, target=target, **arguments)
 
     def claim(self, policy: str = "p", **arguments: Any) -> list[Hold]:
-        columns = ("token::text", "key", "deadline::text", "attempt", "claim_until", "payload")
+        columns = ("token::text", "key", "deadline::text", "attempt", "to_jsonb(claim_until)", "payload")
         return [Hold(*row) for row in self.call("reaper_claim", *columns, policy=policy, **arguments)]
 
     def expire(self, token: str, keys: list[str] | None = None) -> dict[str, tuple[str, str | None]]:
