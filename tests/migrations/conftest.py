@@ -1,15 +1,17 @@
 """A host application with Alembic of its own, psql, and where the package's files are."""
 
-import os
+import io
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from pgreaper.cli import main
 from pgreaper.embedded import find_bindir
 from pgreaper.schema import Source, source
 
@@ -42,12 +44,16 @@ def psql(program: Callable[[str], Path]) -> Run:
     return psql
 
 
-@pytest.fixture(scope="session")
-def pgreaper() -> Run:
-    """Run the command line: ``pgreaper(dsn, *arguments)``."""
+@pytest.fixture
+def pgreaper(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command line in this process: ``pgreaper(dsn, *arguments)``.  The wheel's tests run it as a program."""
 
     def pgreaper(dsn: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return run(sys.executable, "-m", "pgreaper", *arguments, env=os.environ | {"PGREAPER_DATABASE_URL": dsn})
+        monkeypatch.setenv("PGREAPER_DATABASE_URL", dsn)
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            code = main([*arguments])
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
     return pgreaper
 
