@@ -96,7 +96,7 @@ def violations(connection: Connection, *promises: str) -> list[str]:
 
 def settle(connection: Connection) -> None:
     """Let every lease lapse and every retry come due, and expire what is left."""
-    for _ in range(20):
+    for _ in range(100):
         connection.execute("update pgreaper.claims set claim_until = pgreaper._clock() where finished_at is null")
         connection.execute("update pgreaper.failures set not_before = pgreaper._clock() where not_before < 'infinity'")
         claim = rows(connection, "select token from pgreaper.reaper_claim('holds', rescan => true, worker => 'settle')")

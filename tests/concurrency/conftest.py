@@ -1,0 +1,46 @@
+"""Sessions, and a witness of what happens to the holds."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.concurrency import books
+from tests.concurrency.sessions import Connect, Connection, Session
+from tests.conftest import Holds
+
+
+@pytest.fixture
+def session(connect: Connect) -> Iterator[Callable[..., Session]]:
+    """A function that opens a session with a thread of its own (arguments: psycopg.connect's)."""
+    watcher = connect()
+    with ExitStack() as stack:
+
+        def session(**arguments: Any) -> Session:
+            opened = Session(connect(**arguments), watcher)
+            stack.callback(opened.close)
+            return opened
+
+        yield session
+
+
+@pytest.fixture
+def witnessed(db: Connection, holds: Holds) -> Iterator[Holds]:
+    """The table of holds with its witness; at the end of the test, trail and witness must agree."""
+    db.execute(books.WITNESS)
+    yield holds
+    assert books.violations(db) == []
+
+
+@pytest.fixture
+def deadlocks(db: Connection, connect: Connect) -> Iterator[None]:
+    """No deadlock happens in this test; a cycle of locks is found at once, before a lock_timeout hides it."""
+    name = db.info.dbname
+    db.execute(f"alter database \"{name}\" set deadlock_timeout = '20ms'")
+    yield
+    count = "select deadlocks from pg_stat_database where datname = current_database()"
+    # A session reports its statistics when it ends; this one's own are flushed by hand.
+    db.execute("select pg_stat_force_next_flush()")
+    row = connect().execute(count).fetchone()
+    assert row == (0,)
