@@ -42,6 +42,7 @@ VICTIM: Final = 3
 # Everything below is seconds.
 _DRAIN: Final = 8.0
 _KILL_AFTER: Final = 1.5
+_KILL_MODESTY: Final = 2.5
 _KILL_PATIENCE: Final = 10.0
 _LOOK_EVERY: Final = 0.125
 _START_PATIENCE: Final = 60.0
@@ -75,7 +76,7 @@ class Plan:
     @property
     def batch(self) -> int:
         """Holds a claim takes: some fifty claims a second."""
-        return min(250, max(10, self.rate // 50))
+        return min(250, max(20, self.rate // 50))
 
 
 @dataclass(slots=True)
@@ -203,7 +204,7 @@ def play(plan: Plan, watch: Callable[[Scene], None], *, keep: bool = False) -> R
             scene.step = "waiting for the workers"
             watch(scene)
             scene.workers = fleet.wait(connection)
-            _Director(scene, connection, cluster.dsn, watch).run()
+            _Director(scene, connection, cluster.dsn, fleet, watch).run()
         scene.step = "proving it"
         watch(scene)
         proof = prove(connection)
@@ -282,13 +283,13 @@ _ROWS: Final = """
 insert into bookings (seat, customer, booked_at, hold_until)
 select 'row ' || g / 40 %% 50 + 1 || ' seat ' || g %% 40 + 1,
        'customer-' || g || '@example.com',
-       t.deadline - interval '15 minutes',
+       t.deadline - interval '1 hour',
        t.deadline
   from generate_series(1, %(holds)s + %(ahead)s) as g
  cross join lateral (
    select case when g <= %(holds)s
                then now() - interval '1 second' - (%(holds)s - g) * interval '45 minutes' / %(holds)s
-               else now() + interval '5 minutes' + (g - %(holds)s) * interval '10 minutes' / %(ahead)s
+               else now() + interval '30 minutes' + (g - %(holds)s) * interval '30 minutes' / %(ahead)s
           end as deadline
  ) as t
 """
@@ -343,7 +344,7 @@ insert into journal (booking, action, hold_until) select id, 'paid', hold_until 
 
 _EXTEND: Final = """
 with changed as (
-  update bookings set hold_until = now() + interval '15 minutes'
+  update bookings set hold_until = now() + interval '1 hour'
    where id = %s and status = 'held'
   returning id, hold_until
 )
@@ -485,13 +486,19 @@ class _Fleet:
             if complaint := self._complaint():
                 raise DemoError(f"a worker did not start: {complaint}")
             time.sleep(0.05)
-        raise DemoError(f"the workers did not start within {duration(_START_PATIENCE)}")
+        raise DemoError(f"the workers did not start within {duration(_START_PATIENCE)}", hint=self.last_words())
+
+    def last_words(self) -> str:
+        """The last line that each worker logged, for when things do not go on."""
+        logs = sorted(Path(self._logs).glob("worker.*.log"))
+        lines = [log.read_text(errors="replace").splitlines()[-1:] for log in logs]
+        return "The workers' last words: " + "; ".join(dict.fromkeys(line[0] for line in lines if line))
 
     def _complaint(self) -> str | None:
-        """What a worker wrote on leaving: the first line that tells of an error, if any does."""
+        """The error that a worker left with, if one did."""
         for log in sorted(Path(self._logs).glob("worker.*.log")):
             for line in log.read_text(errors="replace").splitlines():
-                if "error" in line.lower():
+                if line.startswith("error: "):
                     return line.removeprefix("error: ")
         return None
 
@@ -559,11 +566,17 @@ class _Director:
     """Lets workers and application run, kills one of the workers, and looks on until nothing is left to do."""
 
     def __init__(
-        self, scene: Scene, connection: psycopg.Connection[Any], dsn: str, watch: Callable[[Scene], None]
+        self,
+        scene: Scene,
+        connection: psycopg.Connection[Any],
+        dsn: str,
+        fleet: _Fleet,
+        watch: Callable[[Scene], None],
     ) -> None:
         self._scene = scene
         self._connection = connection
         self._dsn = dsn
+        self._fleet = fleet
         self._watch = watch
         self._began = 0.0
         self._looks: deque[tuple[float, list[int]]] = deque(maxlen=round(1 / _LOOK_EVERY) + 1)
@@ -585,6 +598,8 @@ class _Director:
                         self._visit(application)
                 else:
                     time.sleep(_LOOK_EVERY)
+            if scene.elapsed >= _PATIENCE:
+                scene.tell(f"not done after {duration(_PATIENCE)}. {self._fleet.last_words()}", "bad")
             application.stop()
             if application.error is not None:
                 raise DemoError(f"the application failed: {type(application.error).__name__}") from application.error
@@ -626,8 +641,9 @@ class _Director:
         """
         tried_for = time.monotonic() - self._began - _KILL_AFTER
         if tried_for > _KILL_PATIENCE:
-            raise DemoError("the worker that was to be killed never had a lease in hand")
-        wanted = self._scene.plan.batch // 2 if tried_for < _KILL_PATIENCE / 2 else 1
+            raise DemoError("the worker that was to be killed never had a lease in hand", hint=self._fleet.last_words())
+        # Half a batch is a good catch; with time anything will do.
+        wanted = max(1, round(self._scene.plan.batch / 2 * (1 - tried_for / _KILL_MODESTY)))
         deadline = time.monotonic() + _LOOK_EVERY
         while time.monotonic() < deadline:
             os.kill(victim.pid, signal.SIGSTOP)
@@ -664,9 +680,12 @@ class _Director:
 
     def _visit(self, application: _Application) -> None:
         """Customers whose holds the dead worker has come as well: a lease keeps workers away, nobody else."""
-        customers = [int(key) for key in random.sample(self._victims_keys or [], min(5, len(self._victims_keys or [])))]
-        paid = sum(application.pay(booking) for booking in customers[:3])
-        extended = sum(application.extend(booking) for booking in customers[3:])
+        keys = self._victims_keys or []
+        customers = [int(key) for key in random.sample(keys, min(5, len(keys) // 2))]
+        if not customers:
+            return
+        paid = sum(application.pay(booking) for booking in customers[::2])
+        extended = sum(application.extend(booking) for booking in customers[1::2])
         self._scene.elapsed = time.monotonic() - self._began
         self._scene.tell(f"customers pay {paid} and extend {extended} of these: a lease binds workers only")
 
@@ -691,7 +710,7 @@ with trail as materialized (
   select b.status, b.hold_until, b.expired_at,
          t.times, t.deadline,
          w.action, w.hold_until as granted,
-         b.booked_at + interval '15 minutes' <= p.registered_at as overdue
+         b.booked_at + interval '1 hour' <= p.registered_at as overdue
     from bookings as b
    cross join (select p.registered_at from pgreaper.policies as p where p.name = %(policy)s) as p
     left join trail as t on t.key = b.id::text
