@@ -5,7 +5,7 @@ Owns everything about ``sql/`` and ``migrations/``: where the two folders are,
 how a revision applies their files, and the one transaction in which that
 happens.  Owns no SQL interface of the reaper and no host application's
 migrations; the call from a host's own revision is :mod:`pgreaper.alembic`.
-Nothing else in the package imports Alembic or SQLAlchemy.
+Besides that module nothing in the package imports Alembic or SQLAlchemy.
 
 Every path, online and as text for ``psql``, goes through :func:`run`: settings
 and advisory lock, then Alembic's steps, then the settings the caller had.
@@ -141,12 +141,9 @@ def objects(text: str) -> Iterator[tuple[str, str, str]]:
 # --------------------------------------------------------------------------
 # One transaction around Alembic
 
-LOCK_TIMEOUT = "2s"
-"""How long a step of DDL waits for a lock before it gives up and changes nothing."""
-
-# Two statements on purpose: the second sees that the settings of the first have
-# survived it, which they do in a transaction only.  The number is the advisory
-# lock that installs take turns on: the letters "pgreaper" as a bigint.
+# Installs take turns on an advisory lock: the letters "pgreaper" as a bigint.  For
+# everything else DDL waits two seconds at most.  The second block sees whether the
+# settings of the first have survived it, which they do in a transaction only.
 _OPENING = """\
 do $opening$
 begin
@@ -607,7 +604,7 @@ def _differences(connection: Connection) -> Iterator[Difference]:
     savepoint = connection.begin_nested()
     try:
         connection.exec_driver_sql("set local search_path = ''")
-        connection.exec_driver_sql(f"set local lock_timeout = '{LOCK_TIMEOUT}'")
+        connection.exec_driver_sql("set local lock_timeout = '2s'")
         broken = list(_create_temporary(connection))
         there = _definitions(connection, _INSTALLED)
         wanted = _definitions(connection, _FROM_FILES)
@@ -630,7 +627,7 @@ def _create_temporary(connection: Connection) -> Iterator[Difference]:
         for kind, created, statement in objects((files.sql / name).read_text(encoding="utf-8")):
             if kind not in _TEMPORARY:
                 continue
-            temporary = _TEMPORARY[kind] + statement[statement.index(created) :]
+            temporary = _TEMPORARY[kind] + created + statement.partition(f"pgreaper.{created}")[2]
             try:
                 with connection.begin_nested():
                     connection.exec_driver_sql(temporary, execution_options={"no_parameters": True})
