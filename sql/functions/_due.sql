@@ -2,8 +2,8 @@
 --
 -- Reads in the order of the deadlines from `start` on (NULL: from the first), without
 -- locking or writing a row.  The ordered scan knows only state and deadline and has a
--- limit; its result is materialized and filtered afterwards.  With the leased keys in
--- its own WHERE the planner's estimate collapses and it sorts the whole backlog instead.
+-- limit; what is taken is filtered out of its result.  With the leased keys in its own
+-- WHERE the planner's estimate collapses and it sorts the whole backlog instead.
 --
 -- Promises
 --   * Oldest deadline first; at most `wanted` holds.
@@ -49,27 +49,26 @@ begin
 
   loop
     execute format(
-      'with scanned as materialized ('
-      '  select %1$s as key, %2$s as deadline, %3$s as hint'
-      '    from %4$s as h'
-      '   where %5$s and %6$s%7$s'
-      '   order by %8$s'
-      '   limit $4'
-      ')'
-      ' select array_agg(f.key), array_agg(f.deadline), array_agg(f.hint),'
-      '        (select count(*) from scanned), (select max(s.deadline) from scanned as s)'
-      '   from (select s.* from scanned as s where true%9$s%10$s order by s.deadline limit $5) as f',
+      'select array_agg(s.key) filter (where s.free), array_agg(s.deadline) filter (where s.free),'
+      '       array_agg(s.hint) filter (where s.free), count(*), max(s.deadline)'
+      '  from (select s.*, %9$s and %10$s as free'
+      '          from (select %1$s as key, %2$s as deadline, %3$s as hint'
+      '                  from %4$s as h'
+      '                 where %5$s and %6$s and %7$s'
+      '                 order by %8$s'
+      '                 limit $4) as s) as s',
       target.key, target.deadline, case when target.plain then 'h.ctid' else 'null::tid' end,
       target.relation, target.held, target.due,
-      case when v_from is not null then ' and ' || target.beyond end,
+      case when v_from is null then 'true' else target.beyond end,
       target.deadline_order,
-      case when cardinality(v_taken) > 0
-           then ' and not exists (select from unnest($3) as t (key) where t.key = s.key)' end,
+      -- IS NOT TRUE and not NOT: the negated form is not hashed everywhere.
+      case when cardinality(v_taken) = 0 then 'true' else '(s.key = any ($3)) is not true' end,
       case when v_failed
-           then ' and not exists (select from pgreaper.failures as x'
-                ' where x.policy_id = $6 and x.key = s.key and x.deadline = s.deadline)' end)
+           then 'not exists (select from pgreaper.failures as x'
+                ' where x.policy_id = $5 and x.key = s.key and x.deadline = s.deadline)'
+           else 'true' end)
        into v_page.keys, v_page.deadlines, v_page.hints, v_scanned, v_last
-      using v_cutoff, v_from, v_taken, v_limit, _due.wanted - cardinality(v_batch.keys), policy.policy_id;
+      using v_cutoff, v_from, v_taken, v_limit, policy.policy_id;
 
     v_batch.keys := v_batch.keys || v_page.keys;
     v_batch.deadlines := v_batch.deadlines || v_page.deadlines;
@@ -84,6 +83,11 @@ begin
     v_taken := v_taken || v_page.keys;
   end loop;
 
+  if cardinality(v_batch.keys) > _due.wanted then
+    v_batch.keys := v_batch.keys[:_due.wanted];
+    v_batch.deadlines := v_batch.deadlines[:_due.wanted];
+    v_batch.hints := v_batch.hints[:_due.wanted];
+  end if;
   return v_batch;
 end;
 $function$;
