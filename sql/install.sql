@@ -22,6 +22,7 @@
 \ir types/failure_decision.sql
 \ir types/policy_change.sql
 \ir types/policy_preview.sql
+\ir types/verification.sql
 \ir types/_batch.sql
 \ir types/_step.sql
 \ir types/_target.sql
@@ -103,6 +104,7 @@
 \ir views/status.sql
 \ir views/leases.sql
 \ir views/backlog.sql
+\ir functions/reaper_verify.sql
 \ir functions/reaper_version.sql
 
 \ir rights.sql
