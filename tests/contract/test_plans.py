@@ -1,0 +1,118 @@
+"""Plans: the claim and the transition use their indexes, whatever the planner is told."""
+
+from __future__ import annotations
+
+import pytest
+
+SCANS = "select coalesce(seq_scan, 0) from pg_stat_xact_user_tables where relname = 'holds'"
+BLOCKS = "select heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit from pg_statio_user_tables where relname = 'holds'"
+
+
+@pytest.fixture
+def many(core, holds):
+    """20,000 rows, the first 95% of the heap expired long ago, 200 due at its end."""
+    core.do(
+        "insert into holds (status, expires_at) select 'expired', now() - interval '2 days' + g * interval '1 s'"
+        " from generate_series(1, 19000) as g",
+        "insert into holds (status, expires_at) select 'held', now() + interval '1 day' from generate_series(1, 800)",
+        "insert into holds (status, expires_at) select 'held', now() - interval '1 hour' + g * interval '1 s'"
+        " from generate_series(1, 200) as g order by random()",
+        "analyze holds",
+    )
+    core.register()
+    return holds
+
+
+def cycle(core, batch=50):
+    """One claim and its expiry; the deadlines in order."""
+    got = core.claim(batch=batch)
+    assert len(got) == batch
+    assert set(core.expire(got[0].token).values()) == {("expired", "expired")}
+    return [hold.key for hold in got]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["plan_cache_mode = force_generic_plan"],
+        ["plan_cache_mode = force_custom_plan"],
+        ["enable_hashjoin = off", "enable_mergejoin = off", "enable_hashagg = off", "enable_sort = off", "enable_material = off"],
+        ["enable_nestloop = off"],
+        ["enable_bitmapscan = off", "enable_indexonlyscan = off"],
+        ["jit = on", "jit_above_cost = 0"],
+        ["parallel_setup_cost = 0", "parallel_tuple_cost = 0", "min_parallel_table_scan_size = 0"],
+    ],
+    ids=lambda settings: settings[0],
+)
+def test_c014_c018_the_batch_is_kept_and_the_index_used_under_any_settings(core, many, settings):
+    """Exactly as many as asked for, oldest first, and no scan of the table."""
+    for setting in settings:
+        core.do(f"set local {setting}")
+    oldest = core.column("select id::text from holds where status = 'held' order by expires_at limit 150")
+    before = core.value(SCANS)
+    got = [key for _ in range(3) for key in cycle(core)]
+    assert got == oldest
+    assert core.value(SCANS) == before
+    assert core.column("select count(*) from holds where status = 'expired'") == [19150]
+
+
+@pytest.mark.parametrize("settings", [[], ["enable_hashjoin = off", "enable_mergejoin = off", "enable_hashagg = off",
+                                           "enable_sort = off", "enable_material = off"]], ids=["plain", "forced"])  # fmt: skip
+def test_c014_without_statistics_the_limit_holds(core, holds, settings):
+    """A locking sub-select that is run again per row would take them all."""
+    holds.due(1000)
+    core.register()
+    for setting in settings:
+        core.do(f"set local {setting}")
+    batch = core.claim(batch=5)
+    assert [hold.key for hold in batch] == ["1", "2", "3", "4", "5"]
+    core.expire(batch[0].token)
+    assert core.value("select count(*) from holds where status = 'expired'") == 5
+
+
+def test_c019_a_claim_touches_few_pages(committed, core, many):
+    """Blocks of table and index that a claim of 100 and its expiry touch: the batch's own, not the empty head's."""
+
+    def touched(action):
+        core.value("select pg_stat_force_next_flush()::text")
+        before = core.value(BLOCKS)
+        action()
+        core.value("select pg_stat_force_next_flush()::text")
+        return core.value(BLOCKS) - before
+
+    core.claim(batch=10)  # catalogs
+    assert touched(lambda: core.claim(batch=100)) < 250
+    assert touched(lambda: core.claim(batch=1, rescan=True)) < 400
+    assert touched(lambda: core.value("select count(*) from holds where customer_email = 'x'")) > 100, "the measure works"
+
+
+def test_c018_a_prepared_call_keeps_its_plan_good(committed, core, many):
+    """Called often in one session, as a daemon does, under a generic plan."""
+    core.do("set plan_cache_mode = force_generic_plan", "prepare claim as select * from pgreaper.reaper_claim('p', 10)")
+    core.value("select pg_stat_force_next_flush()::text")
+    before = core.value("select seq_scan from pg_stat_user_tables where relname = 'holds'")
+    for _ in range(12):
+        assert len(core.rows("execute claim")) == 10
+    core.value("select pg_stat_force_next_flush()::text")
+    assert core.value("select seq_scan from pg_stat_user_tables where relname = 'holds'") == before
+
+
+def test_the_full_index_serves_too(core, holds):
+    """Not everybody has a partial index; (deadline) alone keeps the order."""
+    core.do("drop index holds_due", "create index on holds (expires_at)")
+    core.do(
+        "insert into holds (expires_at) select now() - interval '1 hour' + g * interval '1 s' from generate_series(1, 5000) as g",
+        "analyze holds",
+    )
+    core.register()
+    before = core.value(SCANS)
+    assert [len(core.claim(batch=50)) for _ in range(3)] == [50] * 3
+    assert core.value(SCANS) == before
+
+
+def test_without_an_index_it_works_all_the_same(core, holds):
+    """Slower, but right: nothing is derived from the index."""
+    core.do("drop index holds_due")
+    holds.due(20)
+    core.register()
+    assert len(core.run(batch=7)) == 20
