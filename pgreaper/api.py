@@ -413,7 +413,7 @@ class Reaper:
                 cursor.execute(sql, parameters or None, prepare=False, binary=True)
                 return cursor.fetchall()
         except psycopg.Error as error:
-            failure = translate(error)
+            failure = translate(error, None if self.connection.closed else self.connection.info.dbname)
         # Raised outside the handler: the server's words stay out of tracebacks and trackers.
         raise self._understood(failure)
 

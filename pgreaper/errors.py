@@ -139,8 +139,8 @@ _OWN_FRAME = re.compile(r"\bpgreaper\.\w+\(|\breaper_\w+\(|\b_(?:target|policy|r
 INSTALL_HINT = "Run `pgreaper install`, or look whether this is the database you meant."
 
 
-def translate(error: psycopg.Error) -> ReaperError:
-    """Turn a psycopg error into ours.  Never raises, never repeats a row's values."""
+def translate(error: psycopg.Error, database: str | None = None) -> ReaperError:
+    """Turn a psycopg error into ours, naming the database if told.  Never raises, never repeats a row's values."""
     state = error.sqlstate
     diag = error.diag
     if state is None:
@@ -157,7 +157,7 @@ def translate(error: psycopg.Error) -> ReaperError:
         )
     if state in _MISSING and diag.context is None and diag.statement_position is not None:
         return NotInstalled(
-            "pgreaper is not installed in this database" + _where(error),
+            f"pgreaper is not installed in {f'database {database}' if database else 'this database'}",
             hint=INSTALL_HINT,
             sqlstate=state,
             original=error,
@@ -229,8 +229,3 @@ def _is_own(diag: "Diagnostic") -> bool:
 def _name(error: psycopg.Error) -> str:
     """``CheckViolation`` as ``check violation``: the class is the server's condition name."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
-
-
-def _where(error: psycopg.Error) -> str:
-    database = error.pgconn.db if error.pgconn is not None else b""
-    return f" ({database.decode(errors='replace')})" if database else ""

@@ -49,7 +49,8 @@ _BACKOFF_CAP: Final = 30.0
 # Deadlocks and the like: this many tries, the pauses growing from a few milliseconds.
 _BUSY_TRIES: Final = 6
 # A policy of which so many batches in a row found only locked rows is left for the next run.
-_STALLED_BATCHES: Final = 20
+_STALLED_BATCHES: Final = 8
+_LARGEST_BATCH: Final = 10_000
 # A daemon says at most this often what it did.
 _REPORT_EVERY: Final = 60.0
 # Somebody who waits this long after Ctrl-C is told what for.
@@ -303,6 +304,10 @@ class _Turn:
         self.batch = min(self.ceiling, self.batch * 2)
         self.ceiling = min(self.full_batch, self.ceiling + max(1, self.full_batch // 100))
 
+    def widen(self) -> None:
+        """A whole batch was locked.  Holds that share its last deadline may lie behind it: reach past them."""
+        self.batch = min(_LARGEST_BATCH, self.batch * 4)
+
     def wants_rescan(self, now: float) -> bool:
         return self.rescanned_at is None or now - self.rescanned_at > max(
             _RESCAN_AFTER, _RESCAN_SHARE * self.rescan_cost
@@ -482,7 +487,10 @@ class Worker:
         if outcomes[RETRY] + outcomes[DEAD_LETTER] > 0:
             self._explain(turn, run, batch)
         turn.failures = 0
-        turn.grow()
+        if not outcomes[LOCKED]:
+            turn.grow()
+        elif outcomes[LOCKED] == outcomes.total():
+            turn.widen()
         self._troubled_since, self._setbacks = None, 0
         turn.stalled = turn.stalled + 1 if outcomes[LOCKED] == outcomes.total() else 0
         if turn.stalled >= _STALLED_BATCHES and not self.settings.daemon:

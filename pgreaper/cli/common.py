@@ -76,6 +76,7 @@ class _Number(_ParamType):
 
 SECONDS = _Number(float, 1e9)
 COUNT = _Number(int, 10**15)
+INTEGER = _Number(int, 2**31 - 1)
 BATCH = _Number(int, 10_000)
 
 

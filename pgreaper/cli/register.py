@@ -9,7 +9,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from pgreaper.api import Reaper
-from pgreaper.cli.common import common_options, database, document, emit
+from pgreaper.cli.common import BATCH, INTEGER, common_options, database, document, emit
 from pgreaper.errors import InvalidInput, ReaperError, RegistrationRefused
 from pgreaper.records import Change, Policy
 from pgreaper.render import Column, show_facts, show_line, show_table
@@ -43,16 +43,22 @@ _INTERVALS = ("grace", "lease", "backoff_base", "backoff_cap", "objective")
 @click.option("--payload", metavar="COLUMN", multiple=True, help="Column that a claim hands to its worker.")
 @click.option("--grace", metavar="INTERVAL", default="0", show_default=True, help="Due this long after the deadline.")
 @click.option("--lease", metavar="INTERVAL", default="1 minute", show_default=True, help="How long a claim is leased.")
-@click.option("--batch", type=int, default=500, show_default=True, help="Holds a claim takes.")
+@click.option("--batch", type=BATCH, metavar="N", default=500, show_default=True, help="Holds a claim takes.")
 @click.option(
     "--max-attempts",
-    type=int,
+    type=INTEGER,
+    metavar="N",
     default=5,
     show_default=True,
     help="Attempts before a transient failure is a dead letter.",
 )
 @click.option(
-    "--permanent-attempts", type=int, default=1, show_default=True, help="Attempts before any other failure is one."
+    "--permanent-attempts",
+    type=INTEGER,
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Attempts before any other failure is one.",
 )
 @click.option(
     "--backoff-base", metavar="INTERVAL", default="1 second", show_default=True, help="Wait before the first retry."
@@ -61,7 +67,7 @@ _INTERVALS = ("grace", "lease", "backoff_base", "backoff_cap", "objective")
     "--backoff-cap", metavar="INTERVAL", default="1 hour", show_default=True, help="Longest wait before a retry."
 )
 @click.option("--rate-limit", type=float, metavar="PER_SECOND", help="Most holds a second, all workers together.")
-@click.option("--max-claims", type=int, help="Most claims at a time, all workers together.")
+@click.option("--max-claims", type=INTEGER, metavar="N", help="Most claims at a time, all workers together.")
 @click.option("--objective", metavar="INTERVAL", default="1 minute", show_default=True, help="The lateness promised.")
 @click.option("--dry-run", is_flag=True, help="Check everything, store nothing.")
 @common_options
@@ -174,6 +180,8 @@ def _resolve(connection: "psycopg.Connection[Any]", table: str) -> str:
     """The table's full name as SQL writes it; an error that says what was probably meant."""
     with connection.cursor(row_factory=tuple_row) as cursor:
         try:
+            if not table.strip():
+                raise psycopg.DataError
             with connection.transaction():
                 cursor.execute(
                     "select n.nspname::text, c.relname::text from pg_catalog.pg_class as c"

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pgreaper.cli import main
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -54,6 +56,19 @@ def pgreaper(dsn: str) -> Callable[..., Result]:
         return Result(done.returncode, done.stdout, done.stderr)
 
     return pgreaper
+
+
+@pytest.fixture
+def in_process(dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """The same without a process, for tables of cases: what the program's entry point returns and prints."""
+
+    def in_process(*arguments: str) -> Result:
+        monkeypatch.setenv("DATABASE_URL", dsn)
+        code = main(list(arguments))
+        out, err = capsys.readouterr()
+        return Result(code, out, err)
+
+    return in_process
 
 
 class Process:

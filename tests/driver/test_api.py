@@ -11,13 +11,12 @@ import pytest
 from psycopg.rows import dict_row
 
 import pgreaper
-from pgreaper.api import SQL_VERSION, Reaper
+from pgreaper.api import SQL_VERSION, Batch, Reaper
 from pgreaper.errors import (
     DatabaseBusy,
     InvalidInput,
     LeaseLost,
     NotInstalled,
-    ReaperError,
     RegistrationRefused,
     UnknownPolicy,
     VersionMismatch,
@@ -26,6 +25,13 @@ from pgreaper.errors import (
 )
 
 TARGET = {"deadline_column": "expires_at", "status_column": "status", "held": ["held"], "expired": "expired"}
+
+
+def claimed(reaper: Reaper, batch: int | None = None) -> Batch:
+    """A batch of policy holds."""
+    found = reaper.claim_batch("holds", batch=batch)
+    assert found is not None
+    return found
 
 
 @pytest.fixture
@@ -38,15 +44,15 @@ def test_the_straight_line(registered, holds):
     """Register, claim, renew, expire, history, status: what goes in comes out."""
     due = holds.due(3)
 
-    claimed = registered.claim("holds", batch=2, worker="me")
-    assert [hold.key for hold in claimed] == [str(due[0]), str(due[1])]
-    token = claimed[0].token
-    assert registered.renew(token, lease=timedelta(minutes=5)) > claimed[0].claim_until
+    leased = registered.claim("holds", batch=2, worker="me")
+    assert [hold.key for hold in leased] == [str(due[0]), str(due[1])]
+    token = leased[0].token
+    assert registered.renew(token, lease=timedelta(minutes=5)) > leased[0].claim_until
     outcomes = registered.expire(token)
     assert {(o.key, o.outcome, o.state) for o in outcomes} == {(str(k), "expired", "expired") for k in due[:2]}
 
     (entry,) = registered.history("holds", str(due[0]))
-    assert (entry.outcome, entry.worker, entry.token, entry.deadline) == ("expired", "me", token, claimed[0].deadline)
+    assert (entry.outcome, entry.worker, entry.token, entry.deadline) == ("expired", "me", token, leased[0].deadline)
     (status,) = registered.status()
     assert (status.policy, status.due, status.expired, status.state) == ("holds", 1, 2, "active")
     assert registered.preview("holds").due == 1
@@ -121,7 +127,7 @@ def test_it_never_commits_what_it_did_not_begin(connect, registered, holds):
     holds.due(1)
     connection = connect(autocommit=False)
     reaper = Reaper(connection)
-    batch = reaper.claim_batch("holds")
+    batch = claimed(reaper)
     reaper.expire(batch.token)
 
     assert connection.info.transaction_status is psycopg.pq.TransactionStatus.INTRANS
@@ -131,8 +137,16 @@ def test_it_never_commits_what_it_did_not_begin(connect, registered, holds):
         registered.expire(batch.token)
 
 
-@pytest.mark.parametrize("setting", ["datestyle = 'German, DMY'", "timezone = 'Asia/Tokyo'", "intervalstyle = 'iso_8601'",
-                                     "bytea_output = 'escape'", "extra_float_digits = -15"])  # fmt: skip
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "datestyle = 'German, DMY'",
+        "timezone = 'Asia/Tokyo'",
+        "intervalstyle = 'iso_8601'",
+        "bytea_output = 'escape'",
+        "extra_float_digits = -15",
+    ],
+)
 def test_no_session_setting_changes_an_answer(connect, registered, holds, setting):
     """The same objects, whatever the session's formats are."""
     holds.due(2)
@@ -160,7 +174,7 @@ def test_the_callers_connection_is_left_as_it_was(connect, registered, holds):
     for name in ("text", "uuid", "timestamptz", "int8"):
         connection.adapters.register_loader(name, Loud)
 
-    batch = Reaper(connection).claim_batch("holds")
+    batch = claimed(Reaper(connection))
 
     assert batch.holds == 1
     assert isinstance(batch.claim_until, datetime)
@@ -175,7 +189,7 @@ def test_c063_nothing_is_prepared(connect, registered, holds):
     holds.due(20)
     connection = connect(prepare_threshold=0)
     for _ in range(3):
-        Reaper(connection).expire_batch(Reaper(connection).claim_batch("holds", batch=1).token)
+        Reaper(connection).expire_batch(claimed(Reaper(connection), batch=1).token)
     assert psycopg.Cursor(connection).execute(
         "select count(*) from pg_prepared_statements", prepare=False
     ).fetchone() == (0,)
@@ -190,7 +204,7 @@ def test_c066_nothing_stays_on_the_session(connect, registered, holds):
     before = connection.execute(settings).fetchall()
     holds.due(5)
     reaper = Reaper(connection)
-    reaper.expire_batch(reaper.claim_batch("holds").token)
+    reaper.expire_batch(claimed(reaper).token)
     reaper.sweep()
     reaper.status()
     assert connection.execute(settings).fetchall() == before
@@ -203,13 +217,13 @@ def test_c039_deadlines_that_python_cannot_tell(registered, holds, db):
     for deadline in ("infinity", "-infinity", "275760-09-13", "0044-03-15 BC", "2020-01-01"):
         db.execute("insert into holds (expires_at) values (%s::timestamptz)", [deadline])
 
-    claimed = registered.claim("holds")
-    assert sorted(h.key for h in claimed) == ["2", "4", "5"]
-    assert sorted(h.deadline for h in claimed)[0] == datetime.min.replace(tzinfo=UTC)
+    leased = registered.claim("holds")
+    assert sorted(h.key for h in leased) == ["2", "4", "5"]
+    assert sorted(h.deadline for h in leased)[0] == datetime.min.replace(tzinfo=UTC)
     assert registered.preview("holds").oldest_deadline == datetime.min.replace(tzinfo=UTC)
     (status,) = registered.status()
     assert status.oldest_due is None or status.oldest_due >= timedelta(0)
-    registered.expire(claimed[0].token)
+    registered.expire(leased[0].token)
     assert {registered.history("holds", key)[0].deadline.year for key in ("2", "4")} == {1}
     assert holds.states() == {1: "held", 2: "expired", 3: "held", 4: "expired", 5: "expired"}
 
