@@ -328,12 +328,9 @@ def run(context: MigrationContext) -> str | None:
 
 
 def upgrade_steps(scripts: ScriptDirectory, to: str) -> Callable[..., Iterable[Any]]:
-    """Alembic's work function for an upgrade: nothing when the database is there or beyond."""
+    """Alembic's work function for an upgrade; no steps when the database is there or beyond."""
 
     def steps(heads: tuple[str, ...], _context: object) -> Iterable[Any]:
-        target = scripts.get_revision(to).revision
-        if any(target in _ancestry(scripts, head) for head in heads):
-            return []
         return scripts._upgrade_revs(to, heads)  # type: ignore[arg-type]  # noqa: SLF001 - as in Alembic's cookbook
 
     return steps
@@ -346,10 +343,6 @@ def downgrade_steps(scripts: ScriptDirectory, to: str) -> Callable[..., Iterable
         return scripts._downgrade_revs(to, heads)  # type: ignore[arg-type]  # noqa: SLF001 - as in Alembic's cookbook
 
     return steps
-
-
-def _ancestry(scripts: ScriptDirectory, head: str) -> set[str]:
-    return {step.revision for step in scripts.walk_revisions("base", head)}
 
 
 # --------------------------------------------------------------------------

@@ -25,6 +25,7 @@ FILES: tuple[str, ...] = (
     "types/failure_decision.sql",
     "types/policy_change.sql",
     "types/policy_preview.sql",
+    "types/verification.sql",
     "types/_batch.sql",
     "types/_step.sql",
     "types/_target.sql",
@@ -88,6 +89,7 @@ FILES: tuple[str, ...] = (
     "views/status.sql",
     "views/leases.sql",
     "views/backlog.sql",
+    "functions/reaper_verify.sql",
     "functions/reaper_version.sql",
     "rights.sql",
 )
