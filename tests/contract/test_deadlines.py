@@ -6,7 +6,9 @@ import pytest
 
 
 def make(core, column, *deadlines):
-    core.do(f"create table things (id int generated always as identity primary key, status text default 'held', expires_at {column})")
+    core.do(
+        f"create table things (id int generated always as identity primary key, status text default 'held', expires_at {column})"
+    )
     for deadline in deadlines:
         core.rows("insert into things (expires_at) values (%s) returning 1", deadline)
     core.do("create index on things (expires_at) where status = 'held'")
@@ -41,8 +43,12 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize("session_zone", SESSION_ZONES)
-@pytest.mark.parametrize(("column", "zone", "deadline", "before", "moment"), MOMENTS, ids=[f"{c[1]} {c[0]} {c[2]}" for c in MOMENTS])
-def test_c038_due_to_the_microsecond_in_the_declared_zone(core, set_clock, column, zone, deadline, before, moment, session_zone):
+@pytest.mark.parametrize(
+    ("column", "zone", "deadline", "before", "moment"), MOMENTS, ids=[f"{c[1]} {c[0]} {c[2]}" for c in MOMENTS]
+)
+def test_c038_due_to_the_microsecond_in_the_declared_zone(
+    core, set_clock, column, zone, deadline, before, moment, session_zone
+):
     """Neither early nor late, whatever the session's zone; the trail keeps the instant."""
     core.do("set local timezone = 'UTC'")
     make(core, column, deadline)
@@ -102,7 +108,14 @@ def test_c039_the_ends_of_time(core, column, zone, deadlines):
     assert core.value("select count(*) from pgreaper.backlog where due > 0") == 0
 
 
-@pytest.mark.parametrize(("column", "zone", "extreme"), [("date", "UTC", "5874897-12-31"), ("date", "Asia/Tokyo", "294277-06-01"), ("timestamp", "America/New_York", "294276-12-31 23:59:59.999999")])
+@pytest.mark.parametrize(
+    ("column", "zone", "extreme"),
+    [
+        ("date", "UTC", "5874897-12-31"),
+        ("date", "Asia/Tokyo", "294277-06-01"),
+        ("timestamp", "America/New_York", "294276-12-31 23:59:59.999999"),
+    ],
+)
 def test_c039_a_value_that_has_no_instant_does_no_harm(core, column, zone, extreme):
     """A date beyond timestamptz's last day must not be converted, and keeps nobody waiting."""
     make(core, column, extreme, "2020-01-01")
@@ -125,7 +138,9 @@ def test_a_domain_over_a_deadline_type(core, set_clock):
     assert core.run() == {"1": "expired"}
 
 
-@pytest.mark.parametrize(("column", "zone"), [("timestamptz", None), ("timestamp", "America/New_York"), ("date", "Asia/Tokyo")])
+@pytest.mark.parametrize(
+    ("column", "zone"), [("timestamptz", None), ("timestamp", "America/New_York"), ("date", "Asia/Tokyo")]
+)
 def test_the_zone_does_not_cost_the_index(core, column, zone):
     """The clock is converted, not the column."""
     make(core, column)

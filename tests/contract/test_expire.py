@@ -185,7 +185,11 @@ def test_a_lost_lease_changes_nothing(core, holds, set_clock, how):
         detail += "released at 2"
     else:
         token = None if how == "null" else str(uuid4())
-        message, hint, detail = f"there is no lease {token or 'NULL'}", "Claim anew: reaper_claim() gives the token.", None
+        message, hint, detail = (
+            f"there is no lease {token or 'NULL'}",
+            "Claim anew: reaper_claim() gives the token.",
+            None,
+        )
     error = core.refused("select pgreaper.reaper_expire(%s)", token)
     assert (error.sqlstate, error.diag.message_primary, error.diag.message_hint) == ("RP001", message, hint)
     assert (error.diag.message_detail or "").startswith(detail or "")
@@ -293,9 +297,9 @@ def test_a_constraint_is_named_in_the_books(core, holds):
     core.do("alter table holds add constraint one_stays check (not (status = 'expired' and id = 1))")
     core.register()
     assert core.run() == {"1": "dead-letter", "2": "expired"}
-    assert core.rows("select error_class, sqlstate, constraint_name, not_before = 'infinity' from pgreaper.failures") == [
-        ("ConstraintViolation", "23514", "one_stays", True)
-    ]
+    assert core.rows(
+        "select error_class, sqlstate, constraint_name, not_before = 'infinity' from pgreaper.failures"
+    ) == [("ConstraintViolation", "23514", "one_stays", True)]
 
 
 def test_many_guilty_are_told_from_many_innocent(core, holds):

@@ -22,7 +22,9 @@ def live(core, holds, set_clock):
     core.claim(worker="w2")
     set_clock(timedelta(hours=4))
     core.expire(core.claim(worker="w2", batch=500)[0].token)
-    core.do("drop trigger refuse on holds", "update holds set expires_at = expires_at + interval '1 minute' where id = 1")
+    core.do(
+        "drop trigger refuse on holds", "update holds set expires_at = expires_at + interval '1 minute' where id = 1"
+    )
     set_clock(timedelta(hours=6))
     core.expire(core.claim(worker="w3", rescan=True)[0].token)
 
@@ -72,7 +74,9 @@ def test_it_works_when_policy_target_or_row_are_gone(core, holds):
 
 def test_a_large_trail_is_entered_by_the_deadline(core, holds):
     """Beyond 32 MB the hold's deadline leads to its batches: no scan of the whole trail, and the same answer."""
-    core.do("insert into holds (expires_at) select '2020-01-01Z'::timestamptz + g * interval '1 s' from generate_series(1, 40) g")
+    core.do(
+        "insert into holds (expires_at) select '2020-01-01Z'::timestamptz + g * interval '1 s' from generate_series(1, 40) g"
+    )
     core.register()
     core.run(batch=10)
     core.do(

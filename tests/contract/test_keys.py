@@ -120,9 +120,23 @@ create table keyed (
 def test_c046_composite_keys_are_not_confused(core, set_clock):
     """'a,b'+'c' and 'a'+'b,c' are two holds; quotes, newlines and words like null are only text."""
     core.do("create table keyed (a text, b text, status text, expires_at timestamptz, primary key (a, b))")
-    pairs = [("a,b", "c"), ("a", "b,c"), ('["x"', "]"), ("", ""), ("null", "NULL"), ("it's", '"'), ("x\ny", "\t"), ("\\", "/")]
+    pairs = [
+        ("a,b", "c"),
+        ("a", "b,c"),
+        ('["x"', "]"),
+        ("", ""),
+        ("null", "NULL"),
+        ("it's", '"'),
+        ("x\ny", "\t"),
+        ("\\", "/"),
+    ]
     for number, (a, b) in enumerate(pairs):
-        core.rows("insert into keyed values (%s, %s, 'held', '2030-01-01Z'::timestamptz + %s * interval '1 s') returning 1", a, b, number)
+        core.rows(
+            "insert into keyed values (%s, %s, 'held', '2030-01-01Z'::timestamptz + %s * interval '1 s') returning 1",
+            a,
+            b,
+            number,
+        )
     core.register(target="keyed", key_columns=["b", "a"])
     set_clock("2030-02-01Z")
     first = core.claim(batch=1)
@@ -131,7 +145,10 @@ def test_c046_composite_keys_are_not_confused(core, set_clock):
     rest = core.claim()
     assert [json.loads(hold.key) for hold in rest] == [list(pair) for pair in pairs if pair[0] not in ("a,b", "a")]
     assert set(core.expire(rest[0].token).values()) == {("expired", "expired")}
-    assert core.rows("select a, status from keyed where status <> 'expired' order by a") == [("a", "consumed"), ("a,b", "held")]
+    assert core.rows("select a, status from keyed where status <> 'expired' order by a") == [
+        ("a", "consumed"),
+        ("a,b", "held"),
+    ]
     assert set(core.expire(first[0].token).values()) == {("expired", "expired")}
 
 
@@ -147,9 +164,21 @@ def test_c046_a_composite_key_of_many_types_under_other_settings(core):
     core.register(target="keyed")
     batch = core.claim()
     assert [json.loads(hold.key) for hold in batch] == [
-        ["x", 'y\n"z"', "2026-11-01T05:30:00", "2026-11-01", "1.5", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "true", "ab", "\\x00ff"]
+        [
+            "x",
+            'y\n"z"',
+            "2026-11-01T05:30:00",
+            "2026-11-01",
+            "1.5",
+            "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
+            "true",
+            "ab",
+            "\\x00ff",
+        ]
     ]
-    core.do("set local timezone = 'Asia/Tokyo'", "set local datestyle = 'SQL, DMY'", "set local bytea_output = 'escape'")
+    core.do(
+        "set local timezone = 'Asia/Tokyo'", "set local datestyle = 'SQL, DMY'", "set local bytea_output = 'escape'"
+    )
     assert core.expire(batch[0].token) == {batch[0].key: ("expired", "expired")}
     assert core.rows("select extract(hour from moment at time zone 'UTC')::int, status from keyed order by 1") == [
         (5, "expired"), (6, "held"),
@@ -170,7 +199,9 @@ def test_c050_hostile_and_huge_keys(core, holds):
 def test_c050_a_megabyte_as_a_key(core):
     """A btree takes it because it compresses well; an error message shows little of it."""
     core.do("create table named (id text primary key, status text, expires_at timestamptz)")
-    core.do("insert into named select repeat(k, 200000), 'held', now() - interval '1 hour' from unnest('{a,b}'::text[]) as k")
+    core.do(
+        "insert into named select repeat(k, 200000), 'held', now() - interval '1 hour' from unnest('{a,b}'::text[]) as k"
+    )
     core.register(target="named")
     token = core.claim(batch=1)[0].token
     error = core.refused("select pgreaper.reaper_expire(%s, array[repeat('b', 200000)])", token)
@@ -194,13 +225,26 @@ def test_a_unique_index_can_be_the_key(core, holds):
 
 def test_the_key_uses_its_index(core):
     """`id = any(…)` in the type of the column: no scan of the table for one hold."""
-    for column_type, value in (("bigint", "g"), ("uuid", "md5(g::text)::uuid"), ("char(36)", "g::text"),
-                               ("timestamptz", "'2020-01-01Z'::timestamptz + g * interval '1 s'"), ("numeric", "g + 0.10")):
-        core.do("drop table if exists keyed", f"create table keyed (id {column_type} primary key, status text, expires_at timestamptz)")
-        core.do(f"insert into keyed select {value}, 'held', now() - g * interval '1 second' from generate_series(1, 5000) as g", "analyze keyed")
+    for column_type, value in (
+        ("bigint", "g"),
+        ("uuid", "md5(g::text)::uuid"),
+        ("char(36)", "g::text"),
+        ("timestamptz", "'2020-01-01Z'::timestamptz + g * interval '1 s'"),
+        ("numeric", "g + 0.10"),
+    ):
+        core.do(
+            "drop table if exists keyed",
+            f"create table keyed (id {column_type} primary key, status text, expires_at timestamptz)",
+        )
+        core.do(
+            f"insert into keyed select {value}, 'held', now() - g * interval '1 second' from generate_series(1, 5000) as g",
+            "analyze keyed",
+        )
         core.register(column_type, target="keyed")
         key = core.claim(column_type, batch=1)[0].key
-        target = core.record("select to_jsonb(pgreaper._target(p)) from pgreaper.policies as p where name = %s", column_type)
+        target = core.record(
+            "select to_jsonb(pgreaper._target(p)) from pgreaper.policies as p where name = %s", column_type
+        )
         plan = "\n".join(core.column(
             f"explain select from {target['relation']} as h where {target['matches'].replace('$3', '%s::text[]')}", [key]
         ))  # fmt: skip

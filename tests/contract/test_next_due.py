@@ -125,7 +125,9 @@ def test_extreme_deadlines_do_not_overflow(core, holds, still):
     assert sleep(core) is None or sleep(core) > timedelta(days=300)
 
 
-@pytest.mark.parametrize(("column", "zone"), [("timestamptz", None), ("timestamp", "Asia/Tokyo"), ("date", "Asia/Tokyo")])
+@pytest.mark.parametrize(
+    ("column", "zone"), [("timestamptz", None), ("timestamp", "Asia/Tokyo"), ("date", "Asia/Tokyo")]
+)
 def test_every_kind_of_deadline_counts_in_its_zone(core, still, column, zone):
     """2040-01-03 begins in Tokyo nine hours earlier than in UTC."""
     core.do(f"create table kinds (id int primary key, status text, expires_at {column})", "set local timezone = 'UTC'")

@@ -36,7 +36,13 @@ def cycle(core, batch=50):
     [
         ["plan_cache_mode = force_generic_plan"],
         ["plan_cache_mode = force_custom_plan"],
-        ["enable_hashjoin = off", "enable_mergejoin = off", "enable_hashagg = off", "enable_sort = off", "enable_material = off"],
+        [
+            "enable_hashjoin = off",
+            "enable_mergejoin = off",
+            "enable_hashagg = off",
+            "enable_sort = off",
+            "enable_material = off",
+        ],
         ["enable_nestloop = off"],
         ["enable_bitmapscan = off", "enable_indexonlyscan = off"],
         ["jit = on", "jit_above_cost = 0"],
@@ -83,7 +89,9 @@ def test_c019_a_claim_touches_few_pages(committed, core, many):
     core.claim(batch=10)  # catalogs
     assert touched(lambda: core.claim(batch=100)) < 250
     assert touched(lambda: core.claim(batch=1, rescan=True)) < 400
-    assert touched(lambda: core.value("select count(*) from holds where customer_email = 'x'")) > 100, "the measure works"
+    assert touched(lambda: core.value("select count(*) from holds where customer_email = 'x'")) > 100, (
+        "the measure works"
+    )
 
 
 def test_c018_a_prepared_call_keeps_its_plan_good(committed, core, many):

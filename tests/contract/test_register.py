@@ -336,9 +336,7 @@ REFUSED = [
 
 def try_shop(core, arguments):
     core.do(SHOP)
-    return refuse(
-        core, **({"policy": "p", "target": "shop", "deadline_column": "until"} | arguments)
-    )
+    return refuse(core, **({"policy": "p", "target": "shop", "deadline_column": "until"} | arguments))
 
 
 @pytest.mark.parametrize(
@@ -412,7 +410,9 @@ def test_a_key_without_an_unambiguous_text_is_refused(core, column_type):
     """Raises RP003: one session writes the text of a key and another reads it."""
     core.do(f"create table odd (id {column_type} primary key, status text, expires_at timestamptz)")
     error = refuse(core, target="odd")
-    spelled = core.value("select format_type(atttypid, atttypmod) from pg_attribute where attrelid = 'odd'::regclass and attname = 'id'")
+    spelled = core.value(
+        "select format_type(atttypid, atttypmod) from pg_attribute where attrelid = 'odd'::regclass and attname = 'id'"
+    )
     assert error.sqlstate == "RP003"
     assert error.diag.message_primary == f"key column odd.id has type {spelled}, whose text form is not unambiguous"
     assert error.diag.message_hint.startswith("Keys may be integers, numeric, text, uuid, bytea")
@@ -458,9 +458,7 @@ def test_only_the_owner_registers_and_only_what_he_may_update(core):
     )
     error = refuse(core, target="shop", deadline_column="until")
     assert (error.sqlstate, error.diag.message_primary) == ("RP003", "role pgreaper_clerk does not own shop")
-    assert error.diag.message_hint == (
-        "A policy makes other roles write to the table: let its owner register it."
-    )
+    assert error.diag.message_hint == ("A policy makes other roles write to the table: let its owner register it.")
 
     core.do("reset role", "alter table shop_secret disable row level security, owner to pgreaper_clerk")
     core.do("revoke update on shop_secret from pgreaper_clerk", "set local role pgreaper_clerk")
@@ -488,7 +486,9 @@ def test_where_it_cannot_write_it_says_so(committed, core, holds):
 
 def test_c047_an_identity_key_is_fine_and_only_named_columns_are_written(core, holds):
     """Only status and stamp are written: a generated column beside them does not get in the way."""
-    core.do("alter table holds add is_expired boolean generated always as (status = 'expired') stored, add stamped timestamptz")
+    core.do(
+        "alter table holds add is_expired boolean generated always as (status = 'expired') stored, add stamped timestamptz"
+    )
     holds.due(1)
     core.register(stamp_column="stamped")
     assert core.run() == {"1": "expired"}

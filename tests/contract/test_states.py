@@ -38,12 +38,17 @@ STATES = [
 
 
 def make(core, status_type, values):
-    core.do(TYPES, f"create table things (id int generated always as identity primary key, status {status_type}, expires_at timestamptz)")
+    core.do(
+        TYPES,
+        f"create table things (id int generated always as identity primary key, status {status_type}, expires_at timestamptz)",
+    )
     for value in values:
         core.rows("insert into things (status, expires_at) values (%s, now() - interval '1 hour') returning 1", value)
 
 
-@pytest.mark.parametrize(("status_type", "held", "others", "expired", "stored"), STATES, ids=[f"{c[0]}-{c[1][0]}" for c in STATES])
+@pytest.mark.parametrize(
+    ("status_type", "held", "others", "expired", "stored"), STATES, ids=[f"{c[0]}-{c[1][0]}" for c in STATES]
+)
 def test_c045_every_type_of_state(core, status_type, held, others, expired, stored):
     """Values are given as strings and compared as the column's own type; NULL and others are never held."""
     make(core, status_type, [*held, *others])
@@ -51,9 +56,16 @@ def test_c045_every_type_of_state(core, status_type, held, others, expired, stor
     core.do("set local search_path = pg_catalog")
     outcomes = core.run()
     assert outcomes == {str(number + 1): "expired" for number in range(len(held))}
-    states = core.column("select case when id <= %s then rpad(status::text, length(%s)) end from public.things order by id", len(held), stored)
+    states = core.column(
+        "select case when id <= %s then rpad(status::text, length(%s)) end from public.things order by id",
+        len(held),
+        stored,
+    )
     assert states == [stored] * len(held) + [None] * len(others)
-    untouched = core.value("select count(*) from public.things where id > %s and xmax = 0 and xmin <> (select xmin from public.things where id = 1)", len(held))
+    untouched = core.value(
+        "select count(*) from public.things where id > %s and xmax = 0 and xmin <> (select xmin from public.things where id = 1)",
+        len(held),
+    )
     assert untouched == len(others)
     assert core.preview()["no_state"] == others.count(None)
     assert core.column("select distinct state from pgreaper.history where outcome = 'expired'") == [stored.strip()]
@@ -131,7 +143,9 @@ STAMPS = [
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/Vancouver", "Asia/Tokyo"])
-@pytest.mark.parametrize(("stamp_type", "arguments", "written"), STAMPS, ids=[f"{c[0]} {c[1].get('stamp_zone', '')}" for c in STAMPS])
+@pytest.mark.parametrize(
+    ("stamp_type", "arguments", "written"), STAMPS, ids=[f"{c[0]} {c[1].get('stamp_zone', '')}" for c in STAMPS]
+)
 def test_a_stamp_is_the_clock_in_its_zone(core, holds, set_clock, stamp_type, arguments, written, zone):
     """The session's zone does not matter."""
     core.do(f"alter table holds add stamp {stamp_type}")
@@ -195,7 +209,10 @@ def test_constants_are_written_with_the_transition(core, holds):
 
 def test_the_deadline_itself_may_be_cleared_and_the_trail_keeps_it(core, holds):
     """Hi.Events empties the deadline of an expired offer."""
-    core.do("alter table holds alter expires_at drop not null", "insert into holds (expires_at) values ('2020-01-01 00:00Z')")
+    core.do(
+        "alter table holds alter expires_at drop not null",
+        "insert into holds (expires_at) values ('2020-01-01 00:00Z')",
+    )
     core.register(set='{"expires_at": null}')
     core.do("set local timezone = 'UTC'")
     assert core.run() == {"1": "expired"}
@@ -210,4 +227,6 @@ def test_a_clock_that_writes_a_stamp_is_that_of_the_trail(core, holds):
     holds.due(3)
     core.register(stamp_column="stamp")
     core.run()
-    assert core.value("select count(distinct stamp) = 1 and min(stamp) = (select at from pgreaper.transitions) from holds")
+    assert core.value(
+        "select count(distinct stamp) = 1 and min(stamp) = (select at from pgreaper.transitions) from holds"
+    )

@@ -211,7 +211,9 @@ def test_a_policy_that_is_not_there(core):
     assert caught.value.sqlstate == "RP002"
 
 
-@pytest.mark.parametrize("arguments", [{"max_rows": 0}, {"max_seconds": 0.0}, {"max_seconds": -1.0}, {"batch": 0}, {"batch": 10001}])
+@pytest.mark.parametrize(
+    "arguments", [{"max_rows": 0}, {"max_seconds": 0.0}, {"max_seconds": -1.0}, {"batch": 0}, {"batch": 10001}]
+)
 def test_numbers_that_make_no_sense(core, holds, arguments):
     """Raises 22023."""
     holds.due(1)

@@ -24,7 +24,9 @@ def by_deadline(core):
 
 def test_c052_a_place_is_not_taken_for_a_row_in_another_partition(core, by_deadline):
     """The same ctid in every partition: only the due row changes."""
-    core.do("insert into things values (1, 'held', '2020-06-01Z'), (2, 'held', '2999-01-01Z'), (3, 'consumed', '2021-06-01Z')")
+    core.do(
+        "insert into things values (1, 'held', '2020-06-01Z'), (2, 'held', '2999-01-01Z'), (3, 'consumed', '2021-06-01Z')"
+    )
     assert core.column("select distinct ctid::text from things") == ["(0,1)"]
     core.register(target="things")
     assert set(core.run().values()) == {"expired"}
@@ -55,7 +57,12 @@ def test_c056_a_partition_is_detached_and_dropped_while_rows_are_leased(committe
     )
     core.register(target="things", lease="1 minute")
     token = core.claim(batch=51)[0].token
-    core.do("set lock_timeout = '2s'", "alter table things detach partition things_2020", "drop table things_2020", "reset lock_timeout")
+    core.do(
+        "set lock_timeout = '2s'",
+        "alter table things detach partition things_2020",
+        "drop table things_2020",
+        "reset lock_timeout",
+    )
     outcomes = core.expire(token)
     assert sorted(set(outcomes.values())) == [("expired", "expired"), ("not-eligible", None)]
     assert len(outcomes) == 51
@@ -74,9 +81,7 @@ def test_a_row_that_moves_to_another_partition_with_its_status(core):
     )
     core.register(target="things")
     batch = core.claim()
-    assert core.expire(batch[0].token) == {
-        f'["{id_}", "held"]': ("expired", "expired") for id_ in (1, 2, 4, 5)
-    }
+    assert core.expire(batch[0].token) == {f'["{id_}", "held"]': ("expired", "expired") for id_ in (1, 2, 4, 5)}
     assert core.column("select count(*) from things_held") == [0]
     assert states(core) == {1: "expired", 2: "expired", 3: "consumed", 4: "expired", 5: "expired"}
     assert core.value("select sum(holds) from pgreaper.transitions") == 4
@@ -97,7 +102,10 @@ def test_c053_a_parent_of_tables_is_refused_and_a_child_that_comes_later_does_no
         "insert into things values (1, 'held', '2020-01-01Z')",
     )
     core.register(target="things")
-    core.do("create table child () inherits (things)", "insert into child values (1, 'held', '2020-01-01Z'), (2, 'held', '2020-01-01Z')")
+    core.do(
+        "create table child () inherits (things)",
+        "insert into child values (1, 'held', '2020-01-01Z'), (2, 'held', '2020-01-01Z')",
+    )
     assert core.run() == {"1": "expired"}
     assert core.column("select status from only things") == ["expired"]
     assert core.column("select distinct status from child") == ["held"]
@@ -130,7 +138,9 @@ def test_c054_a_condition_in_a_view_holds_at_the_write_too(core):
 
 def test_c054_a_view_with_renamed_columns_works_when_it_shows_the_key(core):
     """Deadline and status may have other names in the view; the key keeps its own."""
-    core.do(VIEW, "create view renamed as select id, status as state, expires_at as until, note from things where not paid")
+    core.do(
+        VIEW, "create view renamed as select id, status as state, expires_at as until, note from things where not paid"
+    )
     core.register(target="renamed", status_column="state", deadline_column="until", payload_columns=["note"])
     assert len(core.run()) == 6
     assert set(states(core).values()) == {"expired"}
@@ -149,7 +159,11 @@ def test_c054_a_view_that_shows_held_rows_only(core):
 
 
 def test_c054_a_view_over_a_view(core):
-    core.do(VIEW, "create view noted as select * from open_things where note is null", "update things set note = 'x' where id < 4")
+    core.do(
+        VIEW,
+        "create view noted as select * from open_things where note is null",
+        "update things set note = 'x' where id < 4",
+    )
     core.register(target="noted")
     assert core.run() == dict.fromkeys("456", "expired")
 
@@ -187,7 +201,12 @@ def test_c054_another_column_under_the_name_of_the_key_is_no_key(core):
 
 def test_c054_nothing_is_half_registered(core):
     core.do(VIEW, "create view bad as select t.* from things as t left join payments as p on p.thing_id = t.id")
-    assert core.refused("select pgreaper.reaper_register('p', 'bad', 'expires_at', 'status', '{held}', 'expired', 't')").sqlstate == "RP003"
+    assert (
+        core.refused(
+            "select pgreaper.reaper_register('p', 'bad', 'expires_at', 'status', '{held}', 'expired', 't')"
+        ).sqlstate
+        == "RP003"
+    )
     assert core.value("select count(*) from pgreaper.policies") == 0
 
 
@@ -199,7 +218,7 @@ def test_c048_hostile_names_round_trip(core):
         "create table x (id int)",
         f'create table {table} ("żółć" int primary key, "stat%s" text, "Expires At" timestamptz, "select" text, "$1" timestamptz, "%I" text)',
         f"insert into {table} values (1, 'held', now() - interval '1 hour', 'x', null, 'y')",
-        f"create index on {table} (\"Expires At\") where \"stat%s\" = 'held'",
+        f'create index on {table} ("Expires At") where "stat%s" = \'held\'',
     )
     changes = core.register(
         'Pol"icy %s', target=table, deadline_column="Expires At", status_column="stat%s", stamp_column="$1",
@@ -209,7 +228,9 @@ def test_c048_hostile_names_round_trip(core):
     batch = core.claim('Pol"icy %s', worker="w'--%s")
     assert batch[0].payload == {"select": "x", "stat%s": "held", "żółć": 1}
     assert core.expire(batch[0].token) == {"1": ("expired", "expired")}
-    assert core.rows(f'select "stat%s", "select", "$1" is not null, "%I" from {table}') == [("expired", None, True, "%L")]
+    assert core.rows(f'select "stat%s", "select", "$1" is not null, "%I" from {table}') == [
+        ("expired", None, True, "%L")
+    ]
     assert core.value("select to_regclass('x') is not null")
     assert core.value("select target from pgreaper.status") == table
     assert core.preview('Pol"icy %s')["due"] == 0
@@ -231,7 +252,10 @@ def test_c049_names_that_share_their_first_63_bytes_do_not_collide(core):
 def test_c109_the_name_at_registration_is_the_table_for_ever(core):
     """Schema and name are stored: another search_path does not lead to another table."""
     for schema in ('"Tenant-B"', "other"):
-        core.do(f"create schema {schema}", f'create table {schema}."Holds" (id int primary key, status text, expires_at timestamptz)')
+        core.do(
+            f"create schema {schema}",
+            f'create table {schema}."Holds" (id int primary key, status text, expires_at timestamptz)',
+        )
         core.do(f"insert into {schema}.\"Holds\" values (1, 'held', now() - interval '1 hour')")
     core.do('set local search_path = "Tenant-B", public')
     core.register(target='"Holds"')
@@ -247,7 +271,10 @@ def test_c109_a_renamed_table_is_reported_and_never_another_one_taken(core):
     core.register(target="things")
     core.do("alter table things set schema old")
     error = core.refused("select pgreaper.reaper_claim('p')")
-    assert (error.sqlstate, error.diag.message_primary) == ("42P01", "public.things, the target of policy p, does not exist")
+    assert (error.sqlstate, error.diag.message_primary) == (
+        "42P01",
+        "public.things, the target of policy p, does not exist",
+    )
     assert core.value("select state from pgreaper.status") == "broken"
 
 

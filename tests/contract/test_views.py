@@ -37,9 +37,15 @@ def test_status_counts_each_hold_where_it_belongs(core, holds, set_clock):
     set_clock(timedelta(minutes=2))
     core.claim(batch=1)  # takes them back; 7 is leased
     status = core.status()
-    assert {
-        name: status[name] for name in "due leased retrying dead expired already_done not_eligible".split()
-    } == {"due": 2, "leased": 1, "retrying": 2, "dead": 1, "expired": 1, "already_done": 1, "not_eligible": 1}
+    assert {name: status[name] for name in "due leased retrying dead expired already_done not_eligible".split()} == {
+        "due": 2,
+        "leased": 1,
+        "retrying": 2,
+        "dead": 1,
+        "expired": 1,
+        "already_done": 1,
+        "not_eligible": 1,
+    }
     assert core.value(
         "select oldest_deadline = (select expires_at from holds where id = 8)"
         " and abs(extract(epoch from oldest_due - (pgreaper._clock() - oldest_deadline))) < 1 from pgreaper.status"
@@ -135,7 +141,9 @@ def test_status_counts_what_retention_has_removed(core, holds):
     holds.due(2)
     core.register()
     core.run()
-    core.do("insert into pgreaper.totals (policy_id, expired, already_done, not_eligible) select policy_id, 40, 30, 20 from pgreaper.policies")
+    core.do(
+        "insert into pgreaper.totals (policy_id, expired, already_done, not_eligible) select policy_id, 40, 30, 20 from pgreaper.policies"
+    )
     status = core.status()
     assert (status["expired"], status["already_done"], status["not_eligible"]) == (42, 30, 20)
 
@@ -157,7 +165,15 @@ def test_leases_are_the_active_claims(core, holds):
 def test_backlog_by_age(core, holds, set_clock):
     """Each due hold in one bucket, whether free, leased or failed; bounds belong to the older one."""
     set_clock("2040-01-01 00:00Z")
-    for age, number in (("0 s", 1), ("59.999999 s", 1), ("1 min", 2), ("5 min", 3), ("1 h", 4), ("1 day", 5), ("9 years", 6)):
+    for age, number in (
+        ("0 s", 1),
+        ("59.999999 s", 1),
+        ("1 min", 2),
+        ("5 min", 3),
+        ("1 h", 4),
+        ("1 day", 5),
+        ("9 years", 6),
+    ):
         for _ in range(number):
             core.do(f"insert into holds (expires_at) values ('2040-01-01 00:00Z'::timestamptz - interval '{age}')")
     core.do("insert into holds (expires_at) values ('2040-01-01 00:00:00.000001Z')")
@@ -185,4 +201,6 @@ def test_backlog_with_extreme_deadlines_and_every_kind_of_deadline(core):
             f" (4, 'held', '4999-01-01')"
         )
         core.register(column, target=f"t_{column}", zone=zone)
-        assert core.rows("select age, due from pgreaper.backlog where policy = %s and due > 0", column) == [("over 1 day", 2)]
+        assert core.rows("select age, due from pgreaper.backlog where policy = %s and due > 0", column) == [
+            ("over 1 day", 2)
+        ]
