@@ -454,7 +454,7 @@ def _temporary(user: pwd.struct_passwd | None) -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """Return what the server may see of ours: no PG* variable, no time zone, no locale."""
+    """Return what the server may see of ours: no secret, for it may run as another user; no PG* variable, no locale."""
     kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
     return {"PATH": os.defpath, **kept, "LC_ALL": "C"}
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,12 @@ with Cluster(keep="keep" in sys.argv) as cluster:
         print(cluster.stop_command, flush=True)
     elif "raise" in sys.argv:
         raise SystemExit(3)
+    elif "interrupted" in sys.argv:
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            time.sleep(0.5)
+            print(cluster.run("psql", "-Atc", "select 'still there'").stdout, flush=True)
     else:
         time.sleep(600)
 """
@@ -113,14 +120,17 @@ def test_settings_reach_the_server():
         assert show(cluster, "cluster_name") == "it's"
 
 
-def test_the_callers_environment_does_not_reach_the_server(monkeypatch):
-    """PG* variables, time zone and locale of the shell change neither the server nor its tools."""
-    for name, value in {"PGDATA": "/nowhere", "PGPORT": "1", "PGUSER": "x", "TZ": "Asia/Tokyo", "LC_ALL": "xx"}.items():
+def test_the_callers_environment_reaches_neither_server_nor_tools(monkeypatch):
+    """The server may run as another user: it sees no secret of ours; its tools follow no PG* variable."""
+    for name, value in {"PGPORT": "1", "PGUSER": "nobody-else", "TZ": "Asia/Tokyo", "API_TOKEN": "secret"}.items():
         monkeypatch.setenv(name, value)
     with Cluster() as cluster:
         assert (
             cluster.run("psql", "-Atc", "select current_user, current_setting('timezone')").stdout == "postgres|UTC\n"
         )
+        seen = cluster.run("psql", "-qAtc", "create temp table t (l text); copy t from program 'env'; table t").stdout
+    assert "PATH=" in seen
+    assert "secret" not in seen
 
 
 def test_nothing_is_left_after_the_block(temporary):
@@ -143,6 +153,16 @@ def test_nothing_is_left_when_the_owner_is_killed(end, temporary):
     owner.communicate()
     assert eventually(lambda: not alive(pid))
     assert eventually(lambda: list(temporary.iterdir()) == [])
+
+
+def test_ctrl_c_reaches_the_owner_and_not_the_server(temporary):
+    """Ctrl-C is the owner's to answer: until its block ends the server serves."""
+    owner = own("interrupted")
+    place(owner)
+    os.killpg(owner.pid, signal.SIGINT)
+    answer, _ = owner.communicate()
+    assert answer.strip() == "still there"
+    assert list(temporary.iterdir()) == []
 
 
 def test_nothing_is_left_when_the_owner_is_killed_during_the_start(temporary):
@@ -202,6 +222,24 @@ def test_a_crash_loses_nothing_committed():
         with psycopg.connect(cluster.dsn) as connection:
             assert connection.execute("select count(*) from t").fetchone() == (1002,)
         assert "automatic recovery in progress" in cluster.log(1000)
+
+
+def test_a_start_waits_for_the_backends_of_a_killed_server():
+    """A busy backend outlives its postmaster for a while, and the data with it: the start is patient."""
+    busy = "do $$ begin while clock_timestamp() < statement_timestamp() + interval '2 s' loop end loop; end $$"
+    with Cluster() as cluster, ThreadPoolExecutor() as pool:
+        connection = psycopg.connect(cluster.dsn, autocommit=True)
+        backend = connection.info.backend_pid
+        query = pool.submit(connection.execute, busy)
+        with psycopg.connect(cluster.dsn, autocommit=True) as watcher:
+            running = "select from pg_stat_activity where pid = %s and state = 'active' and wait_event is null"
+            assert eventually(lambda: watcher.execute(running, (backend,)).rowcount == 1)
+        cluster.kill()
+        cluster.start()
+        assert not alive(backend)
+        assert show(cluster, "fsync") == "on"
+        query.exception()
+        connection.close()
 
 
 def test_a_killed_server_leaves_no_shared_memory():
