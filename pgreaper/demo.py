@@ -630,7 +630,7 @@ class _Director:
             ((self._recovered,),) = self._connection.execute(_SETTLED, (self._victims_keys,)).fetchall()
             last = self._recovered and self._connection.execute(_LAST_EXPIRED, (POLICY, self._victims_keys)).fetchone()
             if last:
-                self._scene.tell(f"the last of its holds is expired, by worker {last[0]}", "good")
+                self._scene.tell(f"the last of worker {VICTIM}'s holds is expired, by worker {last[0]}", "good")
 
     def _kill(self, victim: WorkerScene) -> bool:
         """
