@@ -36,6 +36,7 @@ from psycopg.types import string as _string
 from psycopg.types import uuid as _uuid
 
 from pgreaper.errors import (
+    UPGRADE_HINT,
     InvalidInput,
     NotInstalled,
     ReaperError,
@@ -128,7 +129,7 @@ class Reaper:
         if version != SQL_VERSION:
             raise VersionMismatch(
                 f"the database has version {version} of pgreaper's SQL, this driver needs {SQL_VERSION}",
-                hint="Run `pgreaper install` to upgrade the database, or use the driver that fits it.",
+                hint=UPGRADE_HINT,
                 sqlstate="RP005",
             )
 
@@ -427,7 +428,7 @@ class Reaper:
             if isinstance(original, psycopg.errors.UndefinedFunction) and self._has_version():
                 return VersionMismatch(
                     "pgreaper's SQL in the database lacks a function that this driver calls",
-                    hint="Run `pgreaper install` to upgrade the database, or use the driver that fits it.",
+                    hint=UPGRADE_HINT,
                     sqlstate="RP005",
                     original=original,
                 )

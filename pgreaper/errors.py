@@ -136,6 +136,7 @@ _ENVIRONMENT = ("08", "53", "57P", "58", "25006")
 _MISSING = frozenset({"3F000", "42883", "42P01"})
 _OWN_FRAME = re.compile(r"\bpgreaper\.\w+\(|\breaper_\w+\(|\b_(?:target|policy|require_writable)\(")
 
+UPGRADE_HINT = "Run `pgreaper install` to upgrade the database, or use the driver that fits it."
 INSTALL_HINT = "Run `pgreaper install`, or look whether this is the database you meant."
 
 
@@ -160,6 +161,13 @@ def translate(error: psycopg.Error, database: str | None = None) -> ReaperError:
             f"pgreaper is not installed in {f'database {database}' if database else 'this database'}",
             hint=INSTALL_HINT,
             sqlstate=state,
+            original=error,
+        )
+    if state == "42703" and diag.context is None and diag.statement_position is not None:
+        return VersionMismatch(
+            "pgreaper's tables and views in the database are not those that this driver knows",
+            hint=UPGRADE_HINT,
+            sqlstate="RP005",
             original=error,
         )
     if state in _BUSY:

@@ -102,9 +102,10 @@ class PolicyRun:
 @dataclass(slots=True)
 class Run:
     """
-    What a run did.  ``ended``: ``drained``, ``once``, ``max-rows``, ``max-seconds``, ``signal``, ``unavailable``.
+    What a run did.
 
-    ``trouble`` is the error of the environment that ended it, if one did.
+    ``ended`` is ``drained``, ``once``, ``max-rows``, ``max-seconds``, ``signal``, ``unavailable`` or ``failed``;
+    ``trouble`` is the error that ended it, if one did.
     """
 
     worker: str
@@ -365,7 +366,8 @@ class Worker:
                 try:
                     self._loop()
                 except ReaperError as trouble:
-                    self.result.ended, self.result.trouble = "unavailable", trouble
+                    self.result.trouble = trouble
+                    self.result.ended = "unavailable" if isinstance(trouble, DatabaseUnavailable) else "failed"
             except _Stopped:
                 self.result.ended = "signal"
             finally:

@@ -83,12 +83,16 @@ class _Usage(click.UsageError):
 
 @click.command(
     cls=_Group,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="The database: --database-url, PGREAPER_DATABASE_URL, DATABASE_URL, or libpq's PGHOST and friends.",
 )
 @click.version_option(__version__, "-V", "--version", message="pgreaper %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Expire overdue holds in Postgres: your own rows, in place, each exactly once."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def main(argv: list[str] | None = None) -> int:

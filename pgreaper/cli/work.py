@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pgreaper.api import OUTCOMES
+from pgreaper.api import ALREADY_DONE, DEAD_LETTER, EXPIRED, LOCKED, NOT_ELIGIBLE, OUTCOMES, RETRY
 from pgreaper.cli.common import BATCH, COUNT, SECONDS, common_options, emit
 from pgreaper.connection import resolve
 from pgreaper.errors import ReaperError
@@ -206,11 +206,11 @@ def _tell(run: Run) -> None:
         if only:
             break
     else:
-        if lines:
+        if run.expired:
             click.echo(total + _why(run))
-        elif sys.stdout.isatty() and run.ended in ("drained", "once"):
+        elif not lines and sys.stdout.isatty() and run.ended in ("drained", "once"):
             click.echo("nothing is due" if run.policies else "no policy is registered: `pgreaper register` adds one")
-        elif sys.stdout.isatty() and run.ended == "signal":
+        elif not lines and sys.stdout.isatty() and run.ended == "signal":
             click.echo("stopped; nothing was due")
     if run.trouble is not None:
         click.echo(f"error: {one_line(run.trouble.message)}", err=True)
@@ -219,12 +219,24 @@ def _tell(run: Run) -> None:
 
 
 def _summary(p: PolicyRun) -> str:
-    parts = [f"{count(n)} {outcome.replace('-', ' ')}" for outcome in OUTCOMES if (n := p.outcomes[outcome])]
+    parts = [f"{count(n)} {_WORDS[outcome]}" for outcome in OUTCOMES if (n := p.outcomes[outcome])]
     if p.released:
         parts.append(f"{count(p.released)} given back")
     if p.lost:
         parts.append(f"{count(p.lost)} left to other workers")
+    if p.suspended:
+        parts.append("suspended")
     return ", ".join(parts)
+
+
+_WORDS = {
+    EXPIRED: "expired",
+    ALREADY_DONE: "already done",
+    NOT_ELIGIBLE: "not eligible",
+    LOCKED: "locked",
+    RETRY: "to be tried again",
+    DEAD_LETTER: "dead letters",
+}
 
 
 def _why(run: Run) -> str:
@@ -233,4 +245,5 @@ def _why(run: Run) -> str:
         "max-rows": " (--max-rows)",
         "max-seconds": " (--max-seconds)",
         "unavailable": " (the database went away)",
+        "failed": " (not all: see the error)",
     }.get(run.ended, "")

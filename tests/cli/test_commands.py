@@ -16,6 +16,14 @@ from tests.cli.conftest import PGREAPER, environment
 OVERDUE = ["--deadline", "expires_at", "--status", "status", "--held", "held", "--expired", "expired", "--owner", "me"]
 
 
+def test_without_arguments_it_helps(pgreaper):
+    """The commands by section, exit 0; the same as --help."""
+    bare, asked = pgreaper(), pgreaper("--help")
+    assert (bare.code, bare.out, bare.err) == (0, asked.out, "")
+    assert bare.out.index("Try it:") < bare.out.index("demo ") < bare.out.index("Run:") < bare.out.index("work ")
+    assert pgreaper("--version").out.startswith("pgreaper ")
+
+
 def test_from_table_to_history(pgreaper, holds):
     """Register, preview, work, status, history: what a newcomer types."""
     due, ahead = holds.due(12), holds.ahead(3)
