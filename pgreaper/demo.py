@@ -209,6 +209,7 @@ def play(plan: Plan, watch: Callable[[Scene], None], *, keep: bool = False) -> R
         watch(scene)
         proof = prove(connection)
         scene.step = None
+        watch(scene)
         return Report(scene, proof, _queries(connection), _kept(cluster) if keep else None)
 
 

@@ -56,12 +56,12 @@ def demo(*, keep: bool, holds: int, svg: Path | None, as_json: bool) -> int:
         click.echo("stopped; nothing is left behind", err=True)
         return 128 + interrupted.signal
     exit_code = 0 if report.holds else 1
-    if svg is not None:
-        _draw(report, svg)
     if as_json:
         _emit(report, exit_code)
     else:
         view.conclude(report)
+    if svg is not None:
+        _draw(report, svg)
     return exit_code
 
 
@@ -162,7 +162,7 @@ class _Lines(_Nothing):
         for event in scene.events[self._told :]:
             click.echo(f"{event.at:5.1f} s  {event.text}")
         self._told = len(scene.events)
-        if scene.step is None and time.monotonic() - self._progress_at >= _PROGRESS_EVERY:
+        if scene.step is None and scene.remaining and time.monotonic() - self._progress_at >= _PROGRESS_EVERY:
             self._progress_at = time.monotonic()
             shares = "  ".join(f"{w.number}: {w.expired:,}" for w in scene.workers)
             click.echo(f"{scene.elapsed:5.1f} s  {scene.remaining:,} left, {scene.rate:,.0f}/s  (workers {shares})")
@@ -314,8 +314,10 @@ def _stage(scene: Scene, width: int, lines: int) -> "RenderableType":
         _progress(scene, width - 2),
         _text(""),
     ]
-    room = max(lines - 17, 1)
+    room = max(lines - 18, 1)
     parts += [_told(event) for event in scene.events[-room:]]
+    if scene.step is not None:
+        parts.append(_text(f"         {scene.step} …", "dim"))
     return Padding(Group(*parts), (1, 1, 0, 1))
 
 
