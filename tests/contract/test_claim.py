@@ -254,10 +254,12 @@ def test_batches_of_retries_shrink_until_the_guilty_stands_alone(core, holds, se
         assert {hold.attempt for hold in batch} == {turn}
         sizes.append(len(batch))
         core.do(
-            "delete from pgreaper.failures where key not in (select unnest(keys) from pgreaper.claims where keys is not null)"
+            "delete from pgreaper.failures where key not in (select unnest(keys) from"
+            " pgreaper.claims where keys is not null)"
         )
         core.do(
-            "update holds set status = 'consumed' where id::text not in (select unnest(keys) from pgreaper.claims where keys is not null)"
+            "update holds set status = 'consumed' where id::text not in (select unnest(keys) from"
+            " pgreaper.claims where keys is not null)"
         )
         set_clock(timedelta(hours=2 * turn - 1))
         core.claim(rescan=True)

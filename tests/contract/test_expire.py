@@ -188,11 +188,11 @@ def test_a_lost_lease_changes_nothing(core, holds, set_clock, how):
         message, hint, detail = (
             f"there is no lease {token or 'NULL'}",
             "Claim anew: reaper_claim() gives the token.",
-            None,
+            "",
         )
     error = core.refused("select pgreaper.reaper_expire(%s)", token)
     assert (error.sqlstate, error.diag.message_primary, error.diag.message_hint) == ("RP001", message, hint)
-    assert (error.diag.message_detail or "").startswith(detail or "")
+    assert (error.diag.message_detail or "").startswith(detail)
     assert holds.states() == {1: "held"}
     assert core.value("select count(*) from pgreaper.transitions") == 0
 

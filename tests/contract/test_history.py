@@ -14,7 +14,8 @@ def live(core, holds, set_clock):
     holds.due(2)
     core.do(
         "create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$",
-        "create trigger refuse before update of status on holds for each row when (new.id = 1) execute function refuse()",
+        "create trigger refuse before update of status on holds for each row when (new.id = 1)"
+        " execute function refuse()",
     )
     core.register(permanent_attempts=9, max_attempts=9)
     core.claim(worker="w1")
@@ -75,7 +76,8 @@ def test_it_works_when_policy_target_or_row_are_gone(core, holds):
 def test_a_large_trail_is_entered_by_the_deadline(core, holds):
     """Beyond 32 MB the hold's deadline leads to its batches: no scan of the whole trail, and the same answer."""
     core.do(
-        "insert into holds (expires_at) select '2020-01-01Z'::timestamptz + g * interval '1 s' from generate_series(1, 40) g"
+        "insert into holds (expires_at) select '2020-01-01Z'::timestamptz + g * interval '1 s' from"
+        " generate_series(1, 40) g"
     )
     core.register()
     core.run(batch=10)

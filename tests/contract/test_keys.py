@@ -21,7 +21,8 @@ SINGLE = [
     ("numeric(10,2)", ["1.00", "2.50"], ["1", "2.5"]),
     ("boolean", ["t", "f"], ["true", "false"]),
     ("date", ["2026-11-01", "0044-03-15 BC", "infinity"], ["2026-11-01", "0044-03-15 BC", "infinity"]),
-    ("timestamp", ["2026-11-01 01:30", "2026-11-01 01:30:00.000001"], ["2026-11-01T01:30:00", "2026-11-01T01:30:00.000001"]),
+    ("timestamp", ["2026-11-01 01:30", "2026-11-01 01:30:00.000001"],
+     ["2026-11-01T01:30:00", "2026-11-01T01:30:00.000001"]),
     ("timestamptz", ["2026-11-01 01:30-04", "2026-11-01 01:30-05", "infinity", "0044-03-15 00:00:00Z BC"],
      ["2026-11-01T05:30:00", "2026-11-01T06:30:00", "infinity", "0044-03-15T00:00:00 BC"]),
     ("bytea", ["\\x00ff", "\\x"], ["\\x00ff", "\\x"]),
@@ -48,7 +49,8 @@ def prepare(core, column_type):
         ENUM,
         "create domain app.code as text check (value <> '')",
         "create domain app.moment as timestamptz",
-        f"create table public.keyed (id {column_type} primary key, status text not null, expires_at timestamptz not null)",
+        f"create table public.keyed (id {column_type} primary key, status text not null, expires_at"
+        " timestamptz not null)",
         "set local timezone = 'America/New_York'",
         "set local datestyle = 'ISO, MDY'",
     )
@@ -200,7 +202,8 @@ def test_c050_a_megabyte_as_a_key(core):
     """A btree takes it because it compresses well; an error message shows little of it."""
     core.do("create table named (id text primary key, status text, expires_at timestamptz)")
     core.do(
-        "insert into named select repeat(k, 200000), 'held', now() - interval '1 hour' from unnest('{a,b}'::text[]) as k"
+        "insert into named select repeat(k, 200000), 'held', now() - interval '1 hour' from"
+        " unnest('{a,b}'::text[]) as k"
     )
     core.register(target="named")
     token = core.claim(batch=1)[0].token
@@ -237,7 +240,8 @@ def test_the_key_uses_its_index(core):
             f"create table keyed (id {column_type} primary key, status text, expires_at timestamptz)",
         )
         core.do(
-            f"insert into keyed select {value}, 'held', now() - g * interval '1 second' from generate_series(1, 5000) as g",
+            f"insert into keyed select {value}, 'held', now() - g * interval '1 second' from"
+            " generate_series(1, 5000) as g",
             "analyze keyed",
         )
         core.register(column_type, target="keyed")
@@ -246,7 +250,8 @@ def test_the_key_uses_its_index(core):
             "select to_jsonb(pgreaper._target(p)) from pgreaper.policies as p where name = %s", column_type
         )
         plan = "\n".join(core.column(
-            f"explain select from {target['relation']} as h where {target['matches'].replace('$3', '%s::text[]')}", [key]
+            "explain select from {relation} as h where ".format_map(target) + target["matches"].replace("$3", "%s::text[]"),
+            [key],
         ))  # fmt: skip
         assert "keyed_pkey" in plan, plan
         assert "Seq Scan" not in plan, plan

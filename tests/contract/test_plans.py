@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 SCANS = "select coalesce(seq_scan, 0) from pg_stat_xact_user_tables where relname = 'holds'"
-BLOCKS = "select heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit from pg_statio_user_tables where relname = 'holds'"
+BLOCKS = """
+select heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit from pg_statio_user_tables where relname = 'holds'
+"""
+
+FORCED = [f"enable_{way} = off" for way in ("hashjoin", "mergejoin", "hashagg", "sort", "material")]
 
 
 @pytest.fixture
@@ -62,8 +66,7 @@ def test_c014_c018_the_batch_is_kept_and_the_index_used_under_any_settings(core,
     assert core.column("select count(*) from holds where status = 'expired'") == [19150]
 
 
-@pytest.mark.parametrize("settings", [[], ["enable_hashjoin = off", "enable_mergejoin = off", "enable_hashagg = off",
-                                           "enable_sort = off", "enable_material = off"]], ids=["plain", "forced"])  # fmt: skip
+@pytest.mark.parametrize("settings", [[], FORCED], ids=["plain", "forced"])  # fmt: skip
 def test_c014_without_statistics_the_limit_holds(core, holds, settings):
     """A locking sub-select that is run again per row would take them all."""
     holds.due(1000)
@@ -109,7 +112,8 @@ def test_the_full_index_serves_too(core, holds):
     """Not everybody has a partial index; (deadline) alone keeps the order."""
     core.do("drop index holds_due", "create index on holds (expires_at)")
     core.do(
-        "insert into holds (expires_at) select now() - interval '1 hour' + g * interval '1 s' from generate_series(1, 5000) as g",
+        "insert into holds (expires_at) select now() - interval '1 hour' + g * interval '1 s' from"
+        " generate_series(1, 5000) as g",
         "analyze holds",
     )
     core.register()

@@ -11,7 +11,8 @@ def test_c020_it_counts_what_is_due_and_what_will_never_be(core, holds):
     holds.due(3)
     holds.ahead(2)
     core.do(
-        "insert into holds (status, expires_at) values ('held', null), ('held', null), (null, now() - interval '1 day'),"
+        "insert into holds (status, expires_at) values ('held', null), ('held', null), (null, now()"
+        " - interval '1 day'),"
         " ('consumed', null), ('held', 'infinity'), ('expired', now() - interval '1 day')"
     )
     core.register()

@@ -1,5 +1,6 @@
 """reaper_register: what it stores, what it returns, and everything that it refuses."""
 
+# ruff: noqa: E501  a table of cases is read line by line
 from __future__ import annotations
 
 import re
@@ -90,7 +91,7 @@ def test_a_change_keeps_a_policy_paused(core, holds):
 
 def test_a_dry_run_checks_everything_and_stores_nothing(core, holds):
     """Promise: with dry_run everything is checked and nothing is stored."""
-    assert dict((s, n) for s, _, n in core.register(dry_run=True)) == DEFAULTS
+    assert {setting: new for setting, _, new in core.register(dry_run=True)} == DEFAULTS
     assert books(core) == ([], [], [])
     core.register()
     before = books(core)

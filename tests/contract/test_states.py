@@ -40,7 +40,8 @@ STATES = [
 def make(core, status_type, values):
     core.do(
         TYPES,
-        f"create table things (id int generated always as identity primary key, status {status_type}, expires_at timestamptz)",
+        f"create table things (id int generated always as identity primary key, status {status_type},"
+        " expires_at timestamptz)",
     )
     for value in values:
         core.rows("insert into things (status, expires_at) values (%s, now() - interval '1 hour') returning 1", value)
@@ -63,7 +64,8 @@ def test_c045_every_type_of_state(core, status_type, held, others, expired, stor
     )
     assert states == [stored] * len(held) + [None] * len(others)
     untouched = core.value(
-        "select count(*) from public.things where id > %s and xmax = 0 and xmin <> (select xmin from public.things where id = 1)",
+        "select count(*) from public.things where id > %s and xmax = 0 and xmin <> (select xmin from"
+        " public.things where id = 1)",
         len(held),
     )
     assert untouched == len(others)
@@ -75,7 +77,8 @@ def test_c043_an_enum_in_a_schema_off_the_search_path_uses_the_partial_index(cor
     """The literal takes the column's own type: the index is proven usable, the cast form is not."""
     core.do(TYPES, "create table things (id int primary key, status app.st not null, expires_at timestamptz not null)")
     core.do(
-        "insert into things select g, case when g % 100 = 0 then 'held' else 'expired' end::app.st, now() - g * interval '1 s'"
+        "insert into things select g, case when g % 100 = 0 then 'held' else 'expired' end::app.st,"
+        " now() - g * interval '1 s'"
         " from generate_series(1, 20000) as g",
         "create index things_due on things (expires_at) where status = 'held'",
         "analyze things",
@@ -175,7 +178,8 @@ def test_a_stamp_alone_tells_held_from_expired(core, stamp_type):
     core.do(f"create table things (id int primary key, expires_at timestamptz, done {stamp_type})")
     core.do(
         "insert into things values (1, now() - interval '1 hour', null), (2, now() - interval '1 hour', now()),"
-        " (3, now() + interval '1 hour', null), (4, now() - interval '2 hours', null), (5, now() - interval '3 hours', null)"
+        " (3, now() + interval '1 hour', null), (4, now() - interval '2 hours', null), (5, now() -"
+        " interval '3 hours', null)"
     )
     zone = {} if stamp_type == "timestamptz" else {"stamp_zone": "UTC"}
     core.register(target="things", status_column=None, held=None, expired=None, stamp_column="done", **zone)

@@ -25,7 +25,8 @@ def by_deadline(core):
 def test_c052_a_place_is_not_taken_for_a_row_in_another_partition(core, by_deadline):
     """The same ctid in every partition: only the due row changes."""
     core.do(
-        "insert into things values (1, 'held', '2020-06-01Z'), (2, 'held', '2999-01-01Z'), (3, 'consumed', '2021-06-01Z')"
+        "insert into things values (1, 'held', '2020-06-01Z'), (2, 'held', '2999-01-01Z'), (3,"
+        " 'consumed', '2021-06-01Z')"
     )
     assert core.column("select distinct ctid::text from things") == ["(0,1)"]
     core.register(target="things")
@@ -46,13 +47,14 @@ def test_range_partitions_with_claim_sweep_and_conflicts(committed, core, by_dea
     outcomes = core.expire(token)
     assert sorted(outcome for outcome, _ in outcomes.values()) == ["expired"] * 7 + ["not-eligible"] * 3
     assert core.value("call pgreaper.reaper_sweep('p')") == 10
-    assert states(core) == {1: "consumed", 3: "held"} | {id_: "expired" for id_ in range(4, 21)}
+    assert states(core) == {1: "consumed", 3: "held"} | dict.fromkeys(range(4, 21), "expired")
 
 
 def test_c056_a_partition_is_detached_and_dropped_while_rows_are_leased(committed, core, by_deadline):
     """DETACH is not kept waiting; the rows are reported gone and nothing stays behind in the books."""
     core.do(
-        "insert into things select g, 'held', '2020-06-01Z'::timestamptz + g * interval '1 s' from generate_series(1, 50) as g",
+        "insert into things select g, 'held', '2020-06-01Z'::timestamptz + g * interval '1 s' from"
+        " generate_series(1, 50) as g",
         "insert into things values (99, 'held', '2021-06-01Z')",
     )
     core.register(target="things", lease="1 minute")
@@ -74,10 +76,12 @@ def test_c056_a_partition_is_detached_and_dropped_while_rows_are_leased(committe
 def test_a_row_that_moves_to_another_partition_with_its_status(core):
     """List partitions by status: the transition is a move, and it is one transition."""
     core.do(
-        "create table things (id int, status text not null, expires_at timestamptz, primary key (id, status)) partition by list (status)",
+        "create table things (id int, status text not null, expires_at timestamptz, primary key (id,"
+        " status)) partition by list (status)",
         "create table things_held partition of things for values in ('held')",
         "create table things_done partition of things for values in ('expired', 'consumed')",
-        "insert into things select g, case when g = 3 then 'consumed' else 'held' end, now() - interval '1 hour' from generate_series(1, 5) as g",
+        "insert into things select g, case when g = 3 then 'consumed' else 'held' end, now() -"
+        " interval '1 hour' from generate_series(1, 5) as g",
     )
     core.register(target="things")
     batch = core.claim()
@@ -130,7 +134,8 @@ def test_c054_a_condition_in_a_view_holds_at_the_write_too(core):
     assert {hold.key for hold in batch} == {"3", "4", "5", "6"}
     core.do("update things set paid = true where id = 4", "insert into payments values (5, true)")
     assert core.expire(batch[0].token) == {
-        "3": ("expired", "expired"), "4": ("not-eligible", None), "5": ("not-eligible", None), "6": ("expired", "expired"),
+        "3": ("expired", "expired"), "4": ("not-eligible", None),
+        "5": ("not-eligible", None), "6": ("expired", "expired"),
     }  # fmt: skip
     assert [id_ for id_, status in states(core).items() if status == "expired"] == [3, 6]
     assert core.run() == {}
@@ -173,8 +178,10 @@ def test_c054_the_key_is_that_of_the_table_which_the_view_updates(core):
     core.do(
         "create table marks (id int primary key)",
         "create table things (tenant int, id int, status text, expires_at timestamptz, primary key (tenant, id))",
-        "create view open_things as select * from things as t where not exists (select m.id from marks as m where m.id = t.id)",
-        "insert into things values (1, 1, 'held', now() - interval '1 hour'), (2, 1, 'held', now() + interval '1 hour')",
+        "create view open_things as select * from things as t where not exists (select m.id from"
+        " marks as m where m.id = t.id)",
+        "insert into things values (1, 1, 'held', now() - interval '1 hour'), (2, 1, 'held', now() +"
+        " interval '1 hour')",
     )
     core.register(target="open_things")
     assert core.column("select key_columns from pgreaper.policies") == [["tenant", "id"]]
@@ -216,7 +223,8 @@ def test_c048_hostile_names_round_trip(core):
     core.do(
         'create schema "Tenant-B"',
         "create table x (id int)",
-        f'create table {table} ("żółć" int primary key, "stat%s" text, "Expires At" timestamptz, "select" text, "$1" timestamptz, "%I" text)',
+        f'create table {table} ("żółć" int primary key, "stat%s" text, "Expires At" timestamptz, "select" text,'
+        ' "$1" timestamptz, "%I" text)',
         f"insert into {table} values (1, 'held', now() - interval '1 hour', 'x', null, 'y')",
         f'create index on {table} ("Expires At") where "stat%s" = \'held\'',
     )
@@ -322,8 +330,10 @@ def test_a_foreign_key_on_the_key_and_statement_triggers_are_no_obstacle(core):
         "create table things (id int primary key, status text, expires_at timestamptz)",
         "create table child (thing_id int references things on delete cascade on update cascade)",
         "create table log (n int)",
-        "create function note() returns trigger language plpgsql as $$ begin insert into log select count(*) from changed; return null; end $$",
-        "create trigger note after update on things referencing new table as changed for each statement execute function note()",
+        "create function note() returns trigger language plpgsql as $$ begin insert into log select"
+        " count(*) from changed; return null; end $$",
+        "create trigger note after update on things referencing new table as changed for each"
+        " statement execute function note()",
         "insert into things select g, 'held', now() - interval '1 hour' from generate_series(1, 10) as g",
         "insert into child select id from things",
     )

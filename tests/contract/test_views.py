@@ -61,9 +61,9 @@ def test_status_lateness_and_time_to_finish(core, holds, set_clock):
     token = core.claim()[0].token
     set_clock("2040-01-01 00:00:02Z")
     core.expire(token)
-    seconds = "select {} from pgreaper.status"
+    query = "select {} from pgreaper.status"
     names = "lateness_p50 lateness_p99 lateness_max finish_p50 finish_p99".split()
-    [found] = core.rows(seconds.format(", ".join(f"extract(epoch from {name})::float" for name in names)))
+    [found] = core.rows(query.format(", ".join(f"extract(epoch from {name})::float" for name in names)))
     p50, p99, greatest, finish50, finish99 = found
     assert greatest == 32
     assert 2.5 <= p50 <= 6, p50
@@ -71,7 +71,7 @@ def test_status_lateness_and_time_to_finish(core, holds, set_clock):
     assert (finish50, finish99) == (2, 2)
     assert core.value("select last_success = '2040-01-01 00:00:02Z' from pgreaper.status")
     set_clock("2040-01-01 00:06Z")
-    assert core.rows(seconds.format("lateness_p50, lateness_max, finish_p50")) == [(None, None, None)]
+    assert core.rows(query.format("lateness_p50, lateness_max, finish_p50")) == [(None, None, None)]
     assert core.value("select last_success = '2040-01-01 00:00:02Z' from pgreaper.status")
 
 
@@ -142,7 +142,8 @@ def test_status_counts_what_retention_has_removed(core, holds):
     core.register()
     core.run()
     core.do(
-        "insert into pgreaper.totals (policy_id, expired, already_done, not_eligible) select policy_id, 40, 30, 20 from pgreaper.policies"
+        "insert into pgreaper.totals (policy_id, expired, already_done, not_eligible) select"
+        " policy_id, 40, 30, 20 from pgreaper.policies"
     )
     status = core.status()
     assert (status["expired"], status["already_done"], status["not_eligible"]) == (42, 30, 20)
@@ -197,7 +198,8 @@ def test_backlog_with_extreme_deadlines_and_every_kind_of_deadline(core):
     for column, zone in (("timestamptz", None), ("timestamp", "America/New_York"), ("date", "Asia/Tokyo")):
         core.do(f"create table t_{column} (id int primary key, status text, expires_at {column})")
         core.do(
-            f"insert into t_{column} values (1, 'held', '-infinity'), (2, 'held', '0044-03-15 BC'), (3, 'held', 'infinity'),"
+            f"insert into t_{column} values (1, 'held', '-infinity'), (2, 'held', '0044-03-15 BC'),"
+            " (3, 'held', 'infinity'),"
             f" (4, 'held', '4999-01-01')"
         )
         core.register(column, target=f"t_{column}", zone=zone)

@@ -133,7 +133,8 @@ def test_the_application_is_expired_as_expected(application, capfd, line, zone):
         assert rows(line, connection) == after
 
         trail = connection.execute(
-            "select count(*), count(distinct key), count(distinct state) from pgreaper.history where outcome = 'expired'"
+            "select count(*), count(distinct key), count(distinct state) from pgreaper.history where"
+            " outcome = 'expired'"
         ).fetchone()
         assert trail == (line.changed, line.changed, 1)
 
