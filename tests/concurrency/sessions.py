@@ -103,7 +103,7 @@ def at_once(functions: list[Callable[[], T]]) -> list[T]:
 
 
 def drain(connection: Connection, worker: str, batch: int = 50, *, rescans: bool = True) -> list[tuple[str, str]]:
-    """Be a worker: claim and expire until a claim from the start finds nothing; return (key, outcome) pairs."""
+    """Be a worker: claim and expire until a rescan finds nothing but locked holds; return (key, outcome) pairs."""
     outcomes: list[tuple[str, str]] = []
     rescan = rescans
     while True:
@@ -117,6 +117,8 @@ def drain(connection: Connection, worker: str, batch: int = 50, *, rescans: bool
         if claim:
             answer = rows(connection, "select key, outcome from pgreaper.reaper_expire(%s)", claim[0]["token"])
             outcomes += [(row["key"], row["outcome"]) for row in answer]
+            if all(row["outcome"] == "locked" for row in answer):
+                return outcomes
             rescan = False
         elif rescan or not rescans:
             return outcomes
