@@ -852,8 +852,8 @@ def _taken_over(n: Mapping[str, Any]) -> Line:
         "taken-over",
         claim,
         n["taken_over"] > 0 and n["taken_over"] + n["taken_over_changed"] == n["leased"] and n["dead_hand"] == 0,
-        f"{n['leased']:,} leased to worker {n['victim']}, taken back{by} {n['taken_back_after']:.1f} s after its claim:"
-        f" {n['taken_over_changed']:,} were paid or extended, {n['taken_over']:,} expired ({who})"
+        f"{n['leased']:,} holds, taken back{by} after {n['taken_back_after']:.1f} s;"
+        f" {n['taken_over_changed']:,} paid or extended, {n['taken_over']:,} expired ({who})"
         f" within {n['finished_after'] or 0:.1f} s of the kill",
         _pick(n, *names),
     )
