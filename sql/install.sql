@@ -70,6 +70,7 @@
 \ir functions/_take_back.sql
 
 -- The transition.
+\ir functions/_row_lock.sql
 \ir functions/_write.sql
 \ir functions/_attempt.sql
 \ir functions/_classify.sql

@@ -24,13 +24,13 @@ security invoker
 as $function$
 declare
   v_name constant text := format('%I.%I', policy.target_schema, policy.target_table);
-  v_wanted constant text[] := policy.key_columns
+  v_wanted text[] := policy.key_columns
     || array_remove(array[policy.deadline_column, policy.status_column, policy.stamp_column], null)
-    || policy.payload_columns || array(select jsonb_object_keys(policy.set_values));
+    || policy.payload_columns;
   v_key_size constant integer := cardinality(policy.key_columns);
   v_found text[];
   v_kind "char";
-  v_relation oid;
+  v_relation constant oid := to_regclass(v_name);
   v_deadline_type oid;
   v_stamp_type oid;
   v_encode text[];
@@ -40,28 +40,28 @@ declare
   v_zone constant text := quote_literal(policy.zone);
   v_column constant text := format('h.%I', policy.deadline_column);
   v_bound text;
-  v_written text[];
   v_target pgreaper._target;
 begin
-  select c.oid, c.relkind into v_relation, v_kind
-    from pg_catalog.pg_class as c
-   where c.relname = policy.target_table
-     and c.relnamespace = (select n.oid from pg_catalog.pg_namespace as n where n.nspname = policy.target_schema);
-
-  if not found then
+  if v_relation is null then
     raise undefined_table
       using message = format('%s, the target of policy %I, does not exist', v_name, policy.name),
             hint = 'Bring it back under that name, or withdraw the policy with reaper_unregister().';
   end if;
 
-  select array_agg(a.attname),
+  -- Asked in every call, so sub-queries are spared where there is nothing to ask.
+  if policy.set_values <> '{}' then
+    v_wanted := v_wanted || array(select jsonb_object_keys(policy.set_values));
+  end if;
+
+  select (select c.relkind from pg_catalog.pg_class as c where c.oid = v_relation),
+         array_agg(a.attname),
          -- A domain is judged by what it is made of.
          max(coalesce(nullif(t.typbasetype, 0), t.oid)) filter (where a.attname = policy.deadline_column),
          max(coalesce(nullif(t.typbasetype, 0), t.oid)) filter (where a.attname = policy.stamp_column),
          array_agg(k.encode order by w.position) filter (where w.position <= v_key_size),
          array_agg(k.decode order by w.position) filter (where w.position <= v_key_size),
          array_agg(format('h.%I', a.attname) order by w.position) filter (where w.position <= v_key_size)
-    into v_found, v_deadline_type, v_stamp_type, v_encode, v_decode, v_quoted
+    into v_kind, v_found, v_deadline_type, v_stamp_type, v_encode, v_decode, v_quoted
     from unnest(v_wanted) with ordinality as w (name, position)
     join pg_catalog.pg_attribute as a
       on a.attrelid = v_relation and a.attname = w.name and a.attnum > 0 and not a.attisdropped
@@ -105,12 +105,14 @@ begin
       (select string_agg(format(d.decode, format('k.key::json ->> %s', d.position - 1)), ', ' order by d.position)
          from unnest(v_decode) with ordinality as d (decode, position)));
   end if;
-  v_target.key_columns := (
-    select string_agg(format('%s as k%s', q.name, q.position), ', ' order by q.position)
-      from unnest(v_quoted) with ordinality as q (name, position));
-  v_target.same_key := (
-    select string_agg(format('%s = l.k%s', q.name, q.position), ' and ' order by q.position)
-      from unnest(v_quoted) with ordinality as q (name, position));
+  if not v_target.plain then
+    v_target.key_columns := (
+      select string_agg(format('%s as k%s', q.name, q.position), ', ' order by q.position)
+        from unnest(v_quoted) with ordinality as q (name, position));
+    v_target.same_key := (
+      select string_agg(format('%s = l.k%s', q.name, q.position), ' and ' order by q.position)
+        from unnest(v_quoted) with ordinality as q (name, position));
+  end if;
 
   -- Deadline.
   v_target.deadline_order := v_column;
@@ -139,8 +141,12 @@ begin
     v_target.ended := format('h.%I is not null', policy.stamp_column);
     v_target.state := format('case when h.%I is null then %L else %L end', policy.stamp_column, 'held', 'expired');
   else
-    v_target.held := format('h.%I in (%s)', policy.status_column,
-      (select string_agg(quote_literal(s.state), ', ') from unnest(policy.held) as s (state)));
+    if cardinality(policy.held) = 1 then
+      v_target.held := format('h.%I = %L', policy.status_column, policy.held[1]);
+    else
+      v_target.held := format('h.%I in (%s)', policy.status_column,
+        (select string_agg(quote_literal(s.state), ', ') from unnest(policy.held) as s (state)));
+    end if;
     v_target.ended := format('h.%I = %L', policy.status_column, policy.expired);
     v_target.state := format('h.%I::text', policy.status_column);
     v_target.assignments := format('%I = %L', policy.status_column, policy.expired);
@@ -150,23 +156,11 @@ begin
       case when v_stamp_type = 'timestamptz'::regtype then '$4'
            else format('($4 at time zone %L)', coalesce(policy.stamp_zone, policy.zone)) end));
   end if;
-  v_target.assignments := concat_ws(', ', v_target.assignments,
-    (select string_agg(format('%I = %s', s.key, quote_nullable(s.value)), ', ' order by s.key)
-       from jsonb_each_text(policy.set_values) as s));
-
-  -- A column of a unique index counts as part of the row's identity: changing it
-  -- needs the stronger lock, and would wait for those who hold a weaker one.
-  v_written := array_remove(array[policy.status_column, policy.stamp_column], null)
-    || array(select jsonb_object_keys(policy.set_values));
-  v_target.lock := case
-    when exists (
-      select from pg_catalog.pg_index as i
-        join pg_catalog.pg_attribute as a on a.attrelid = i.indrelid and a.attnum = any (i.indkey)
-       where i.indrelid = v_relation and i.indisunique and i.indpred is null and i.indexprs is null
-         and a.attname = any (v_written))
-      then 'for update of h skip locked'
-    else 'for no key update of h skip locked'
-  end;
+  if policy.set_values <> '{}' then
+    v_target.assignments := concat_ws(', ', v_target.assignments,
+      (select string_agg(format('%I = %s', s.key, quote_nullable(s.value)), ', ' order by s.key)
+         from jsonb_each_text(policy.set_values) as s));
+  end if;
 
   return v_target;
 end;

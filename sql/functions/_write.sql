@@ -48,7 +48,7 @@ begin
     case when target.plain then 'h.ctid as tid' else target.key_columns end,
     target.relation,
     case when _write.hints is null then target.matches else format('h.ctid = any ($2) and %s = any ($3)', target.key) end,
-    target.held, target.due, target.lock,
+    target.held, target.due, pgreaper._row_lock(policy),
     target.assignments,
     case when target.plain then 'where h.ctid = any (array(select l.tid from locked as l order by l.tid))'
          else format('from locked as l where %s', target.same_key) end,

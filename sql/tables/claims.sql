@@ -33,6 +33,12 @@ create table pgreaper.claims (
   )
 );
 
+-- Short-lived: not worth compressing.
+alter table pgreaper.claims
+  alter column keys set storage external,
+  alter column deadlines set storage external,
+  alter column hints set storage external;
+
 create index claims_active on pgreaper.claims (policy_id, claim_until) where finished_at is null;
 create index claims_finished on pgreaper.claims (policy_id, finished_at) where finished_at is not null;
 

@@ -6,7 +6,6 @@ create type pgreaper._target as (
   relation text,
   plain boolean,
   settle boolean,
-  lock text,
   key text,
   key_columns text,
   same_key text,
