@@ -22,7 +22,7 @@ declare
   v_deadlines timestamptz[];
   v_batch pgreaper._batch;
 begin
-  -- Ends: each turn either returns or closes at least one failure.
+  -- Ends: each turn returns or closes at least one failure.
   loop
     select f.attempts into v_attempts
       from pgreaper.failures as f
@@ -62,17 +62,26 @@ begin
        into v_batch.keys, v_batch.deadlines, v_batch.hints
       using _retries.clock - policy.grace, v_deadlines, v_keys;
 
+    -- Never waits: who has such a row (a sweep that closes it too, a transition) may be
+    -- about to wait for the cursor, which a claim holds here.
     delete from pgreaper.failures as f
-     using unnest(v_keys, v_deadlines) as k (key, deadline)
+     using (
+       select m.key
+         from pgreaper.failures as m
+         join unnest(v_keys, v_deadlines) as k (key, deadline) on m.key = k.key and m.deadline = k.deadline
+        where m.policy_id = policy.policy_id
+          and m.key <> all (v_batch.keys)
+          for update of m skip locked
+     ) as moot
      where f.policy_id = policy.policy_id
-       and f.key = k.key
-       and f.deadline = k.deadline
-       and f.key <> all (v_batch.keys);
+       and f.key = moot.key;
 
     if cardinality(v_batch.keys) > 0 then
       v_batch.attempt := v_attempts + 1;
       v_batch.origin := 'retry';
       return v_batch;
+    elsif not found then
+      return row('{}'::text[], '{}'::timestamptz[], '{}'::tid[], 1, 'retry')::pgreaper._batch;
     end if;
   end loop;
 end;
