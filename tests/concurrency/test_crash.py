@@ -17,7 +17,7 @@ HOLDS = 3000
 
 
 class Worker(threading.Thread):
-    """Claims and expires, or sweeps, and reconnects when the server is gone, until nothing is left; a sweeper until told."""
+    """Claims and expires until nothing is left, or sweeps until told; reconnects when the server is gone."""
 
     def __init__(self, dsn: str, name: str, *, sweeps: bool, forgets: bool) -> None:
         super().__init__(name=name, daemon=True)
