@@ -85,6 +85,8 @@
 \ir functions/reaper_release.sql
 
 -- Sweep.
+\ir functions/_taken.sql
+\ir functions/_spend.sql
 \ir functions/_sweep_step.sql
 \ir functions/reaper_sweep.sql
 

@@ -27,6 +27,7 @@ declare
   v_cursor pgreaper.cursors;
   v_suspicion record;
   v_batch pgreaper._batch;
+  v_try record;
   v_step pgreaper._step := row(0, 0, 0, 0, _sweep_step.start, false, false)::pgreaper._step;
 begin
   perform pgreaper._require_writable();
@@ -47,9 +48,17 @@ begin
     end if;
   end if;
 
-  if pgreaper._lapsed(v_policy.policy_id, v_now) then
-    perform from pgreaper.cursors as c where c.policy_id = v_policy.policy_id for update;
-    perform pgreaper._take_back(v_policy, v_target, v_now);
+  -- Taking back is the first step of a run, and a step of its own: the cursor's row, locked
+  -- for it, must not stay locked while triggers of the user's run.  Whoever has the cursor
+  -- now is a claim, and takes back itself.
+  if _sweep_step.start is null and pgreaper._lapsed(v_policy.policy_id, v_now) then
+    perform from pgreaper.cursors as c where c.policy_id = v_policy.policy_id for update skip locked;
+    if found then
+      perform pgreaper._take_back(v_policy, v_target, v_now);
+      v_step.last_deadline := '-infinity';
+      v_step.more := true;
+      return v_step;
+    end if;
   end if;
 
   if v_policy.rate_limit is not null then
@@ -66,6 +75,29 @@ begin
   else
     v_batch := pgreaper._retries(v_policy, v_target, _sweep_step.run_start, v_wanted);
   end if;
+  -- Where nobody else has or had a hand in what comes, one statement picks, locks and
+  -- writes.  Whatever goes wrong in it is left to the careful way below.
+  if cardinality(v_batch.keys) = 0 and not pgreaper._taken(v_policy.policy_id, _sweep_step.start) then
+    begin
+      v_try := pgreaper._write(v_policy, v_target, v_now, null, _sweep_step.worker, null, null, _sweep_step.start, v_wanted);
+      set constraints all immediate;
+      if cardinality(v_try.locked) > coalesce(cardinality(v_try.done), 0) then
+        raise triggered_action_exception;
+      end if;
+      v_step.taken := coalesce(cardinality(v_try.done), 0);
+    exception
+      when others then
+        v_step.taken := 0;
+    end;
+    if v_step.taken > 0 then
+      v_step.expired := v_step.taken;
+      v_step.last_deadline := v_try.last_deadline;
+      v_step.more := true;
+      perform pgreaper._spend(v_policy, v_now, v_step.taken);
+      return v_step;
+    end if;
+  end if;
+
   if cardinality(v_batch.keys) = 0 then
     v_batch := pgreaper._due(v_policy, v_target, v_now, _sweep_step.start, v_wanted);
   end if;
@@ -80,13 +112,7 @@ begin
     into v_step.expired, v_step.failed, v_step.locked
     from pgreaper._transition(v_policy, v_target, v_now, null, _sweep_step.worker, v_batch) as o;
 
-  if v_policy.rate_limit is not null then
-    update pgreaper.cursors as c
-       set rate_tokens = pgreaper._allowance(v_policy, v_now, c.rate_tokens, c.rate_at) - v_step.taken,
-           rate_at = v_now
-     where c.policy_id = v_policy.policy_id;
-  end if;
-
+  perform pgreaper._spend(v_policy, v_now, v_step.taken);
   if v_batch.origin = 'fresh' then
     select max(d.deadline) into v_step.last_deadline from unnest(v_batch.deadlines) as d (deadline);
     -- A step that found nothing but locked rows, and got no further, is the last.

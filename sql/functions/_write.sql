@@ -9,6 +9,8 @@
 -- this transaction has them locked; partitions and views are addressed by the key.
 -- A hint (ctid seen earlier) may by now lead to another row, so the key is checked too.
 --
+-- Without keys it picks the holds itself: the first `wanted` that are due from `start` on.
+--
 -- Promises
 --   * `done` made the transition, is in the trail, and nothing else is.
 --   * `locked` were locked by this call: what is locked and not done was refused by a
@@ -21,8 +23,11 @@ create function pgreaper._write(
   worker text,
   keys text[],
   hints tid[],
+  start timestamptz default null,
+  wanted integer default null,
   out locked text[],
-  out done text[]
+  out done text[],
+  out last_deadline timestamptz
 )
 language plpgsql
 volatile
@@ -31,14 +36,13 @@ as $function$
 declare
   v_deadlines timestamptz[];
   v_first timestamptz;
-  v_last timestamptz;
 begin
   execute format(
     'with locked as materialized ('
     '  select %1$s as key, %2$s as deadline, %3$s'
     '    from %4$s as h'
     '   where %5$s and %6$s and %7$s'
-    '     %8$s'
+    '     %13$s %8$s'
     '), done as ('
     '  update %4$s as h set %9$s %10$s'
     '  returning %11$s as key, %12$s as ended'
@@ -47,15 +51,18 @@ begin
     target.key, target.deadline,
     case when target.plain then 'h.ctid as tid' else target.key_columns end,
     target.relation,
-    case when _write.hints is null then target.matches else format('h.ctid = any ($2) and %s = any ($3)', target.key) end,
+    case when _write.keys is null then case when _write.start is null then 'true' else target.beyond end
+         when _write.hints is null then target.matches
+         else format('h.ctid = any ($5) and %s = any ($3)', target.key) end,
     target.held, target.due, pgreaper._row_lock(policy),
     target.assignments,
     case when target.plain then 'where h.ctid = any (array(select l.tid from locked as l order by l.tid))'
          else format('from locked as l where %s', target.same_key) end,
     case when target.plain then target.key else 'l.key' end,
-    target.ended)
+    target.ended,
+    case when _write.keys is null then format('order by %s limit $6', target.deadline_order) end)
      into locked, v_deadlines, done
-    using _write.clock - policy.grace, _write.hints, _write.keys, _write.clock;
+    using _write.clock - policy.grace, _write.start, _write.keys, _write.clock, _write.hints, _write.wanted;
 
   if done is null then
     return;
@@ -72,20 +79,20 @@ begin
     done := locked;
   end if;
 
-  select min(d.deadline), max(d.deadline) into v_first, v_last from unnest(v_deadlines) as d (deadline);
+  select min(d.deadline), max(d.deadline) into v_first, last_deadline from unnest(v_deadlines) as d (deadline);
 
   insert into pgreaper.transitions
     (policy_id, token, worker, at, state, holds, keys, deadlines, first_deadline, last_deadline, lateness)
   values
     (policy.policy_id, _write.token, _write.worker, _write.clock, policy.expired, cardinality(done), done, v_deadlines,
-     v_first, v_last, pgreaper._lateness(_write.clock - policy.grace, v_deadlines, v_first, v_last));
+     v_first, last_deadline, pgreaper._lateness(_write.clock - policy.grace, v_deadlines, v_first, last_deadline));
 
   if exists (select from pgreaper.failures as f
-              where f.policy_id = policy.policy_id and f.deadline between v_first and v_last) then
+              where f.policy_id = policy.policy_id and f.deadline between v_first and last_deadline) then
     delete from pgreaper.failures as f where f.policy_id = policy.policy_id and f.key = any (done);
   end if;
 end;
 $function$;
 
-comment on function pgreaper._write(pgreaper.policies, pgreaper._target, timestamptz, uuid, text, text[], tid[]) is
+comment on function pgreaper._write(pgreaper.policies, pgreaper._target, timestamptz, uuid, text, text[], tid[], timestamptz, integer) is
 'Lock the holds that are still held and due, update them, append the trail.';

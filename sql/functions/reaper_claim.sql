@@ -12,7 +12,7 @@
 --   * Concurrent claims share no hold.
 --   * Nothing of the target is locked or written.
 --   * A pass that finds nothing writes nothing and takes no transaction id.
---   * Lock order: the cursor's row first, then claims, then failures.
+--   * Whoever has the cursor's row, as a claim has, waits for no claim and no target row.
 --
 -- Raises
 --   RP002  no such policy.     RP004  not READ COMMITTED, or a read-only node.

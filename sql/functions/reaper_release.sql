@@ -20,13 +20,7 @@ declare
 begin
   perform pgreaper._require_writable();
 
-  -- Claims lock the cursor before they lock claims: keep to that order.
-  perform from pgreaper.cursors as u
-    join pgreaper.claims as c on c.policy_id = u.policy_id
-   where c.token = reaper_release.token
-     and c.finished_at is null
-     for update of u;
-
+  -- The claim before the cursor, as in reaper_expire().
   select c.* into v_claim from pgreaper.claims as c where c.token = reaper_release.token for update;
   if not found then
     raise exception 'there is no lease %', coalesce(reaper_release.token::text, 'NULL')

@@ -17,6 +17,10 @@ declare
   v_now constant timestamptz := pgreaper._clock();
   v_active integer;
 begin
+  -- In the order of reaper_register() and reaper_expire(): policy, claims, cursor.  With the
+  -- cursor in hand no claim can come in.
+  perform from pgreaper.policies as p where p.policy_id = v_policy.policy_id for update;
+  perform from pgreaper.claims as c where c.policy_id = v_policy.policy_id and c.finished_at is null order by c.token for update;
   perform from pgreaper.cursors as c where c.policy_id = v_policy.policy_id for update;
   select count(*) into v_active
     from pgreaper.claims as c

@@ -1,0 +1,19 @@
+-- _taken: whether leases or failures may cover holds from a deadline on; NULL: from the first.
+create function pgreaper._taken(policy_id integer, start timestamptz)
+returns boolean
+language plpgsql
+stable
+security invoker
+as $function$
+begin
+  return exists (
+      select from pgreaper.claims as c
+       where c.policy_id = _taken.policy_id and c.finished_at is null
+         and (_taken.start is null or c.last_deadline >= _taken.start))
+    or exists (
+      select from pgreaper.failures as f
+       where f.policy_id = _taken.policy_id and (_taken.start is null or f.deadline >= _taken.start));
+end;
+$function$;
+
+comment on function pgreaper._taken(integer, timestamptz) is 'Whether leases or failures may cover holds from a deadline on.';
