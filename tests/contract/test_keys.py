@@ -249,9 +249,7 @@ def test_the_key_uses_its_index(core):
         target = core.record(
             "select to_jsonb(pgreaper._target(p)) from pgreaper.policies as p where name = %s", column_type
         )
-        plan = "\n".join(core.column(
-            "explain select from {relation} as h where ".format_map(target) + target["matches"].replace("$3", "%s::text[]"),
-            [key],
-        ))  # fmt: skip
+        query = f"explain select from {target['relation']} as h where {target['matches']}".replace("$3", "%s::text[]")
+        plan = "\n".join(core.column(query, [key]))
         assert "keyed_pkey" in plan, plan
         assert "Seq Scan" not in plan, plan
