@@ -48,10 +48,10 @@ begin
   -- A view reads its tables with the rights of its owner, or with SECURITY INVOKER of whoever asks.
   if class.relkind = 'v' then
     with recursive under as (
-      select class.oid as oid, current_user::regrole::oid as role
+      select class.oid as oid, quote_ident(current_user)::regrole::oid as role
       union
       select d.refobjid,
-             case when o.option_value::boolean then current_user::regrole::oid else c.relowner end
+             case when o.option_value::boolean then quote_ident(current_user)::regrole::oid else c.relowner end
         from under as u
         join pg_catalog.pg_class as c on c.oid = u.oid and c.relkind = 'v'
         left join lateral pg_options_to_table(c.reloptions) as o on o.option_name = 'security_invoker'
