@@ -445,6 +445,36 @@ def test_row_level_security_that_hides_rows_is_refused(core):
     assert core.register(target="shop_secret", deadline_column="until")
 
 
+def test_row_level_security_under_a_view_is_refused(core):
+    """Raises RP003 also for a superuser: the view reads with its owner's rights, or with those of whoever asks."""
+    core.do(
+        "create role pgreaper_clerk",
+        "create table things (id int primary key, status text, until timestamptz)",
+        "create table secrets (thing_id int)",
+        "create view plain as select * from things as t where not exists (select from secrets as s where s.thing_id = t.id)",
+        "create view above as select * from plain",
+        "create view invoked with (security_invoker = on) as select * from plain",
+        "alter table secrets enable row level security",
+        "grant select on secrets, things, plain to pgreaper_clerk",
+    )
+    core.do('create role "Odd; Role" superuser', 'set local role "Odd; Role"')
+    for view in ("plain", "above", "invoked"):
+        assert core.register(target=view, deadline_column="until", dry_run=True), "read as superuser"
+    core.do("reset role")
+    core.do("alter view plain owner to pgreaper_clerk")
+    for view in ("plain", "above", "invoked"):
+        error = refuse(core, target=view, deadline_column="until")
+        assert error.sqlstate == "RP003"
+        assert error.diag.message_primary == (
+            f"row level security of secrets, which view {view} reads, would hide rows from role pgreaper_clerk"
+        )
+        assert error.diag.message_hint.startswith("Give the view to a role with BYPASSRLS")
+    core.do("alter table secrets owner to pgreaper_clerk")
+    assert core.register(target="plain", deadline_column="until", dry_run=True), "the owner is not under it"
+    core.do("alter table secrets force row level security")
+    assert "would hide rows" in str(refuse(core, target="plain", deadline_column="until"))
+
+
 def test_only_the_owner_registers_and_only_what_he_may_update(core):
     """Raises RP003: a policy makes other roles write to the table; the hint is the missing grant."""
     core.do(
