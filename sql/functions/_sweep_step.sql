@@ -28,6 +28,7 @@ declare
   v_suspicion record;
   v_batch pgreaper._batch;
   v_try record;
+  v_result record;
   v_step pgreaper._step := row(0, 0, 0, 0, _sweep_step.start, false, false)::pgreaper._step;
 begin
   perform pgreaper._require_writable();
@@ -106,11 +107,11 @@ begin
     return v_step;
   end if;
 
-  select count(*) filter (where o.outcome = 'expired'),
-         count(*) filter (where o.outcome in ('retry', 'dead-letter')),
-         count(*) filter (where o.outcome = 'locked')
-    into v_step.expired, v_step.failed, v_step.locked
-    from pgreaper._transition(v_policy, v_target, v_now, null, _sweep_step.worker, v_batch) as o;
+  v_result := pgreaper._transition(v_policy, v_target, v_now, null, _sweep_step.worker, v_batch);
+  v_step.expired := cardinality(v_result.expired);
+  select count(*) filter (where o.outcome in ('retry', 'dead-letter')), count(*) filter (where o.outcome = 'locked')
+    into v_step.failed, v_step.locked
+    from unnest(v_result.others) as o;
 
   perform pgreaper._spend(v_policy, v_now, v_step.taken);
   if v_batch.origin = 'fresh' then

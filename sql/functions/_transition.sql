@@ -10,7 +10,7 @@
 -- the policy is suspended and nobody is charged (see _suspend).
 --
 -- Promises
---   * Each key comes back once, with its outcome.
+--   * Each key comes back once: in `expired`, or with its outcome in `others`.
 --   * A hold whose trigger or key waits for somebody's lock is `locked`, not charged; after
 --     a few such waits the rest of the batch is left for the next round.
 --   * Trouble of the environment and a missing right are raised and charged to nobody.
@@ -20,9 +20,10 @@ create function pgreaper._transition(
   clock timestamptz,
   token uuid,
   worker text,
-  batch pgreaper._batch
+  batch pgreaper._batch,
+  out expired text[],
+  out others pgreaper.hold_outcome[]
 )
-returns setof pgreaper.hold_outcome
 language plpgsql
 volatile
 security invoker
@@ -40,7 +41,6 @@ declare
   v_waits integer := 0;
   v_same integer := 0;
   v_suspended boolean := false;
-  v_expired text[] := '{}';
   v_vetoed text[] := '{}';
   v_locked text[] := '{}';
   v_failed text[] := '{}';
@@ -48,6 +48,9 @@ declare
   v_constraints text[] := '{}';
   v_settled text[];
 begin
+  expired := '{}';
+  others := '{}';
+
   while v_from <= v_size loop
     begin
       v_try := pgreaper._attempt(policy, target, _transition.clock, _transition.token, _transition.worker,
@@ -62,7 +65,7 @@ begin
     end;
 
     if v_sqlstate is null then
-      v_expired := v_expired || v_try.expired;
+      expired := expired || v_try.expired;
       v_vetoed := v_vetoed || v_try.vetoed;
       -- Widen again: the guilty are few.
       v_width := 2 * (v_to - v_from + 1);
@@ -90,7 +93,7 @@ begin
       v_failed := v_failed || batch.keys[v_from];
       v_sqlstates := v_sqlstates || v_sqlstate;
       v_constraints := v_constraints || nullif(v_constraint, '');
-      if v_same = c_same and cardinality(v_expired) = 0 then
+      if v_same = c_same and cardinality(expired) = 0 then
         v_suspended := pgreaper._suspend(policy, _transition.clock, v_sqlstate, v_same);
         if v_suspended then
           v_failed := v_failed || batch.keys[v_from + 1:v_size];
@@ -103,25 +106,21 @@ begin
   end loop;
 
   -- Fewer than that in one batch, but the same all the time since the last success.
-  if cardinality(v_failed) = v_same and v_same between 1 and c_same - 1 and cardinality(v_expired) = 0 then
+  if cardinality(v_failed) = v_same and v_same between 1 and c_same - 1 and cardinality(expired) = 0 then
     v_suspended := pgreaper._suspend(policy, _transition.clock, v_sqlstates[1], v_same);
   end if;
 
-  return query
-    select e.key, 'expired'::text, coalesce(policy.expired, 'expired') from unnest(v_expired) as e (key);
-  if cardinality(v_expired) = v_size then
+  if cardinality(expired) = v_size then
     return;
   end if;
 
-  return query
-    select l.key, 'locked'::text, null::text from unnest(v_locked) as l (key);
+  others := array(select row(l.key, 'locked', null)::pgreaper.hold_outcome from unnest(v_locked) as l (key));
 
   if v_suspended then
-    return query
-      select f.key, 'retry'::text, null::text from unnest(v_failed) as f (key);
+    others := others || array(select row(f.key, 'retry', null)::pgreaper.hold_outcome from unnest(v_failed) as f (key));
   elsif cardinality(v_failed) > 0 then
-    return query
-      select c.*
+    others := others || array(
+      select c
         from (
           select array_agg(f.key order by f.key) as keys, array_agg(b.deadline order by f.key) as deadlines, f.sqlstate, f.name
             from unnest(v_failed, v_sqlstates, v_constraints) as f (key, sqlstate, name)
@@ -130,24 +129,24 @@ begin
         ) as f
        cross join lateral pgreaper._fail(policy, _transition.clock, f.keys, f.deadlines, _transition.token, _transition.worker,
               transient => false, error_class => pgreaper._error_class(f.sqlstate), sqlstate => f.sqlstate,
-              constraint_name => f.name) as c;
+              constraint_name => f.name) as c);
   end if;
 
   if cardinality(v_vetoed) > 0 then
-    return query
-      select f.*
+    others := others || array(
+      select f
         from (
           select array_agg(b.key) as keys, array_agg(b.deadline) as deadlines
             from unnest(batch.keys, batch.deadlines) as b (key, deadline)
            where b.key = any (v_vetoed)
         ) as v
        cross join lateral pgreaper._fail(policy, _transition.clock, v.keys, v.deadlines, _transition.token, _transition.worker,
-              transient => false, error_class => 'UpdateVetoed') as f;
+              transient => false, error_class => 'UpdateVetoed') as f);
   end if;
 
-  v_settled := v_expired || v_vetoed || v_locked || v_failed;
-  return query
-    select c.*
+  v_settled := expired || v_vetoed || v_locked || v_failed;
+  others := others || array(
+    select c
       from (
         select array_agg(b.key) as keys, array_agg(b.deadline) as deadlines
           from unnest(batch.keys, batch.deadlines) as b (key, deadline)
@@ -155,7 +154,7 @@ begin
       ) as left_over
      cross join lateral pgreaper._classify(policy, target, _transition.clock, _transition.token, _transition.worker,
             left_over.keys, left_over.deadlines) as c
-     where left_over.keys is not null;
+     where left_over.keys is not null);
 end;
 $function$;
 

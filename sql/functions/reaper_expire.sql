@@ -30,7 +30,8 @@ declare
   v_policy pgreaper.policies;
   v_now timestamptz;
   v_stranger text;
-  v_done text[];
+  v_before pgreaper.hold_outcome[];
+  v_result record;
   v_batch pgreaper._batch;
   v_target pgreaper._target;
   -- Nothing was written before us: what is deferred to this commit is our holds' own.
@@ -57,47 +58,45 @@ begin
   v_now := pgreaper._clock();
 
   -- What an earlier call with some of the keys has settled is not done twice.
-  v_done := array(select r.key from pgreaper._recorded(v_claim) as r);
-  if cardinality(v_done) = 0 and reaper_expire.keys is null then
+  v_before := array(select r from pgreaper._recorded(v_claim) as r);
+  if cardinality(v_before) = 0 and reaper_expire.keys is null then
     v_batch := row(v_claim.keys, v_claim.deadlines, v_claim.hints, v_claim.attempt, null)::pgreaper._batch;
   else
     select coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.deadline), '{}'), array_agg(k.hint), v_claim.attempt, null
       into v_batch
       from unnest(v_claim.keys, v_claim.deadlines, v_claim.hints) as k (key, deadline, hint)
      where (reaper_expire.keys is null or k.key = any (reaper_expire.keys))
-       and k.key <> all (v_done);
+       and not exists (select from unnest(v_before) as r where r.key = k.key);
   end if;
 
   v_target := pgreaper._target(v_policy);
   v_target.settle := v_own_transaction;
+  v_result := pgreaper._transition(v_policy, v_target, v_now, v_claim.token, v_claim.worker, v_batch);
+  v_before := v_before || v_result.others;
+
+  if reaper_expire.keys is null then
+    update pgreaper.claims as c
+       set finished_at = pgreaper._clock(), ending = 'expired', keys = null, deadlines = null, hints = null,
+           expired = o.expired + cardinality(v_result.expired), already_done = o.already_done,
+           not_eligible = o.not_eligible, locked = o.locked, retry = o.retry, dead_letter = o.dead_letter
+      from (
+        select count(*) filter (where u.outcome = 'expired') as expired,
+               count(*) filter (where u.outcome = 'already-done') as already_done,
+               count(*) filter (where u.outcome = 'not-eligible') as not_eligible,
+               count(*) filter (where u.outcome = 'locked') as locked,
+               count(*) filter (where u.outcome = 'retry') as retry,
+               count(*) filter (where u.outcome = 'dead-letter') as dead_letter
+          from unnest(v_before) as u
+      ) as o
+     where c.token = v_claim.token;
+  end if;
+
   return query
-    with outcomes as materialized (
-      select t.key, t.outcome, t.state
-        from pgreaper._transition(v_policy, v_target, v_now, v_claim.token, v_claim.worker, v_batch) as t
-      union all
-      -- Recorded before; what this very call records is not seen by its snapshot.
-      select r.key, r.outcome, r.state
-        from pgreaper._recorded(v_claim) as r
-       where cardinality(v_done) > 0
-         and r.key = any (coalesce(reaper_expire.keys, v_done))
-    ), finished as (
-      update pgreaper.claims as c
-         set finished_at = pgreaper._clock(), ending = 'expired', keys = null, deadlines = null, hints = null,
-             expired = o.expired, already_done = o.already_done, not_eligible = o.not_eligible,
-             locked = o.locked, retry = o.retry, dead_letter = o.dead_letter
-        from (
-          select count(*) filter (where u.outcome = 'expired') as expired,
-                 count(*) filter (where u.outcome = 'already-done') as already_done,
-                 count(*) filter (where u.outcome = 'not-eligible') as not_eligible,
-                 count(*) filter (where u.outcome = 'locked') as locked,
-                 count(*) filter (where u.outcome = 'retry') as retry,
-                 count(*) filter (where u.outcome = 'dead-letter') as dead_letter
-            from outcomes as u
-        ) as o
-       where c.token = v_claim.token
-         and reaper_expire.keys is null
-    )
-    select o.key, o.outcome, o.state from outcomes as o;
+    select e.key, 'expired'::text, coalesce(v_policy.expired, 'expired') from unnest(v_result.expired) as e (key)
+    union all
+    select o.key, o.outcome, o.state
+      from unnest(v_before) as o
+     where reaper_expire.keys is null or o.key = any (reaper_expire.keys);
 end;
 $function$;
 
