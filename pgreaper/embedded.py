@@ -318,7 +318,13 @@ class Cluster:
                 f"{self.bindir / program} cannot be run: {error.strerror}",
                 hint="Name a folder with programs for this machine in PGREAPER_PG_BINDIR.",
             ) from error
-        stdout, stderr = process.communicate()
+        with process:
+            try:
+                stdout, stderr = process.communicate()
+            except BaseException:
+                # Interrupted: what goes on writing would outlive the removal of the folder.
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
         if process.returncode:
             raise ClusterError(f"{self.bindir / program} failed:\n{stderr.decode(errors='replace').strip()}")
         return stdout.decode()
