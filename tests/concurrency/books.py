@@ -33,7 +33,7 @@ where new_status = 'expired' and (old_status is distinct from 'expired' or by li
 create trigger witness after insert or update or delete on holds for each row execute function witness();
 """
 
-SHARED = "a hold is in one active claim"
+SHARED = "an incarnation of a hold is in one active claim"
 INVARIANTS = {
     "once: a hold's incarnation makes the transition at most once": """
         select key, deadline, count(*) from pgreaper.history where outcome = 'expired'
@@ -55,9 +55,11 @@ INVARIANTS = {
         select h.id, h.status, w.new_status from holds as h
         left join lateral (select * from witness as w where w.id = h.id order by w.change desc limit 1) as w on true
         where (h.status, h.expires_at) is distinct from (w.new_status, w.new_deadline)""",
+    # An incarnation: what the application holds anew while it is leased is due anew, and may be claimed as such.
     SHARED: """
-        select policy_id, key, count(*) from pgreaper.claims, unnest(keys) as k (key) where finished_at is null
-        group by policy_id, key having count(*) > 1""",
+        select policy_id, key, deadline, count(*)
+        from pgreaper.claims, unnest(keys, deadlines) as k (key, deadline) where finished_at is null
+        group by policy_id, key, deadline having count(*) > 1""",
     "fenced: the claim that was taken back stays taken back": """
         select c.token, c.ending from pgreaper.events as e join pgreaper.claims as c on c.token = e.token
         where e.kind = 'taken-back' and c.ending is distinct from 'taken-back'""",

@@ -32,28 +32,18 @@ class Fault:
 FAULTS = {
     fault.rule: fault
     for fault in (
-        Fault("guard: held", "_write", "target.held, target.due, target.lock", "'true', target.due, target.lock"),
-        Fault("guard: due", "_write", "target.held, target.due, target.lock", "target.held, 'true', target.lock"),
-        Fault(
-            "skip locked",
-            "_write",
-            "target.held, target.due, target.lock",
-            "target.held, target.due, replace(target.lock, 'skip locked', '')",
-        ),
+        Fault("guard: held", "_write", "target.held, target.due,", "'true', target.due,"),
+        Fault("guard: due", "_write", "target.held, target.due,", "target.held, 'true',"),
+        Fault("skip locked", "_row_lock", " skip locked", ""),
         Fault("trail", "_write", "if done is null then", "if true then"),
         Fault("token", "_lease", "elsif v_claim.finished_at is not null then", "elsif false then"),
         Fault("lease locked", "_lease", "for update", ""),
         Fault("cursor locked", "reaper_claim", "for update", ""),
         Fault("read again", "reaper_claim", "v_locked.moves <> v_cursor.moves", "false"),
-        Fault("leased left out", "_due", "cardinality(v_taken) > 0", "false"),
+        Fault("leased left out", "_due", "(s.key = any ($3)) is not true", "true"),
         Fault("take back", "reaper_claim", "perform pgreaper._take_back(v_policy, v_target, v_now);", ""),
         Fault("take back ends the claim", "_take_back", "where c.token = v_claim.token", "where false"),
-        Fault(
-            "release puts back",
-            "reaper_release",
-            "perform pgreaper._put_back(v_claim.policy_id, v_claim.first_deadline);",
-            "",
-        ),
         Fault("take back skips", "_take_back", "for update skip locked", "for update"),
+        Fault("release counts as a move", "_put_back", "c.moves + 1", "c.moves"),
     )
 }

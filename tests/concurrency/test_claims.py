@@ -197,13 +197,16 @@ def test_c080_ten_sweeps_at_once_and_sixty_with_nothing_to_do(
         connection.close()
 
 
+@pytest.mark.parametrize("fault", ["", "release counts as a move"])
 def test_a_release_is_seen_by_the_claim_that_waits_for_it(
-    db: Connection, witnessed: Holds, session: Callable[..., Session]
+    db: Connection, witnessed: Holds, session: Callable[..., Session], fault: str
 ):
     """Released holds are claimable at once: a claim that had read on already must not leave them behind."""
     witnessed.register()
     witnessed.due(6)
     db.execute(NO_TIMEOUT)
+    if fault:
+        FAULTS[fault].plant(db)
     stopping, other = session(autocommit=False), session()
     token = stopping.run(CLAIM, 2)[0]["token"]
     stopping.connection.commit()
@@ -214,7 +217,7 @@ def test_a_release_is_seen_by_the_claim_that_waits_for_it(
     got = keys(waiting.result())
     got += keys(other.run(CLAIM, 10))
 
-    assert sorted(got) == ["1", "2", "3", "4", "5", "6"]
+    assert (sorted(got) == ["1", "2", "3", "4", "5", "6"]) is (not fault)
 
 
 @pytest.mark.parametrize(

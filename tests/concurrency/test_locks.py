@@ -156,3 +156,28 @@ def test_a_row_that_changes_in_the_instant_of_its_lock_is_not_taken_for_a_veto(
 
     assert {row["key"]: row["outcome"] for row in answer.result(timeout=30)} == {"1": "expired", "2": "expired"}
     assert rows(db, "select * from pgreaper.failures") == []
+
+
+def test_a_release_and_an_expire_of_one_claim_that_suspends_the_policy(
+    db: Connection, holds: Holds, session: Callable[..., Session]
+):
+    """An expire may need the cursor after its claim, so a release takes the two in that order as well."""
+    holds.register()
+    holds.due(20)
+    db.execute(PATIENT)
+    db.execute(
+        "create function broken() returns trigger language plpgsql as"
+        " $$ begin perform pg_advisory_xact_lock_shared(1); raise exception 'broken'; end $$;"
+        "create trigger broken before update of status on holds for each row execute function broken()"
+    )
+    expiring, releasing, doorman = session(**WATCHFUL), session(**WATCHFUL), session(autocommit=False)
+    token = rows(db, CLAIM, 20)[0]["token"]
+    doorman.run("select pg_advisory_xact_lock(1)")
+
+    expired = expiring.starts_waiting(EXPIRE, token)
+    released = releasing.starts_waiting("select pgreaper.reaper_release(%s) as given_back", token)
+    assert releasing.blockers() == {expiring.pid}
+    doorman.connection.commit()
+
+    assert {row["outcome"] for row in expired.result(timeout=30)} == {"retry"}
+    assert released.result(timeout=30) == [{"given_back": 0}]
