@@ -239,3 +239,22 @@ def test_c004_either_the_application_or_the_reaper_wins(db: Connection, holds: H
     # Late success does not resurrect: the documented statement finds nothing to consume.
     late = "update holds set status = 'consumed' where status = 'held' and expires_at > clock_timestamp()"
     assert db.execute(late).rowcount == 0
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_hold_that_is_held_anew_while_it_is_leased(db: Connection, witnessed: Holds, first: int):
+    """Its new incarnation is due anew and may be in a second claim; it is expired once, whoever comes first."""
+    witnessed.register()
+    witnessed.due(2)
+    old = rows(db, CLAIM)[0]
+    db.execute("update holds set status = 'consumed' where id = 1")
+    db.execute("update holds set status = 'held', expires_at = clock_timestamp() where id = 1")
+    new = rows(db, CLAIM)[0]
+    assert new["key"] == old["key"]
+    assert new["deadline"] > old["deadline"]
+
+    tokens = [old["token"], new["token"]]
+    answers = [rows(db, EXPIRE, token) for token in (tokens[first], tokens[1 - first])]
+
+    said = [row["outcome"] for answer in answers for row in answer if row["key"] == "1"]
+    assert said == ["expired", "already-done"]
