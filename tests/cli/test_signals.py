@@ -108,13 +108,13 @@ def test_an_idle_daemon_is_gone_at_once(holds, start, wait_until):
 def test_c078_a_signal_while_connecting(start):
     """A server that accepts and never answers: SIGTERM ends the attempt."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        worker = start("work", "--daemon", url=f"postgresql://u@127.0.0.1:{silent.getsockname()[1]}/db")
+        worker = start("work", "--daemon", "--json", url=f"postgresql://u@127.0.0.1:{silent.getsockname()[1]}/db")
         client, _ = silent.accept()
         with client:
             worker.popen.send_signal(signal.SIGTERM)
             result, seconds = worker.end()
 
-    assert result.code == 0
+    assert (result.code, result.json["ended"]) == (0, "signal")
     assert seconds < 2
 
 
