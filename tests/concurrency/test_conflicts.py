@@ -174,7 +174,9 @@ def test_the_reaper_gives_way_before_the_application_does(five: Holds, db: Conne
         "create trigger restock after update of status on holds for each row"
         " when (new.status = 'expired') execute function restock()"
     )
-    application, reaper = session(autocommit=False), session()
+    # The server looks for cycles after a second: in this application first, so that it would be the victim.
+    application = session(autocommit=False, options="-c deadlock_timeout=700ms")
+    reaper = session()
     token = reaper.run(CLAIM)[0]["token"]
     application.run("update stock set n = n + 10")
     reaper.run("begin")
