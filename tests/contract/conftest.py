@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[Any]
 
 
+# A statement that does not end is a failure of its test.
+NO_HANG = "set statement_timeout = '20s'"
+
+
 class Hold(NamedTuple):
     """A row of ``reaper_claim``, times as text: psycopg cannot read infinity, nor every DateStyle."""
 
@@ -132,6 +136,7 @@ def shared_database(server: Any, postgresql_noproc: Any) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def shared_connection(shared_database: str) -> Iterator[Connection]:
     connection = psycopg.connect(shared_database, autocommit=True)
+    connection.execute(NO_HANG)
     yield connection
     connection.close()
 
@@ -146,7 +151,9 @@ def committed(connect: Any) -> Any:
 def db(request: pytest.FixtureRequest) -> Iterator[Connection]:
     """A connection as superuser: in a transaction to be rolled back, or (with ``committed``) autocommitting."""
     if "committed" in request.fixturenames:
-        yield request.getfixturevalue("connect")()
+        connection = request.getfixturevalue("connect")()
+        connection.execute(NO_HANG)
+        yield connection
         return
     connection = request.getfixturevalue("shared_connection")
     with connection.transaction(force_rollback=True):

@@ -46,6 +46,9 @@ def test_status_counts_each_hold_where_it_belongs(core, holds, set_clock):
         "already_done": 1,
         "not_eligible": 1,
     }
+    set_clock(timedelta(minutes=4))
+    assert core.status()["leased"] == 0, "lapsed, though nobody took it back"
+    set_clock(timedelta(minutes=2))
     assert core.value(
         "select oldest_deadline = (select expires_at from holds where id = 8)"
         " and abs(extract(epoch from oldest_due - (pgreaper._clock() - oldest_deadline))) < 1 from pgreaper.status"
