@@ -47,7 +47,18 @@ from pgreaper.errors import (
 )
 
 if TYPE_CHECKING:
-    from pgreaper.records import Change, Failure, HistoryEntry, Hold, Outcome, Policy, PolicyStatus, Preview
+    from pgreaper.records import (
+        Change,
+        DeadLetter,
+        Failure,
+        HistoryEntry,
+        Hold,
+        Outcome,
+        Policy,
+        PolicyStatus,
+        Preview,
+        Verification,
+    )
 
 SQL_VERSION: Final = "0.1"
 """The version of the SQL interface that this driver speaks."""
@@ -361,7 +372,89 @@ class Reaper:
             )
         return None if seconds is None else max(float(seconds), 0.0)
 
+    # -- dead letters
+
+    def dead_letters(
+        self,
+        policy: str | None = None,
+        *,
+        key: str | None = None,
+        error_class: str | None = None,
+        older_than: Interval | None = None,
+        limit: int | None = None,
+    ) -> "list[DeadLetter]":
+        """Return dead letters, the newest first; each filter that is not None narrows them."""
+        from pgreaper.records import DeadLetter
+
+        return [
+            DeadLetter(*row)
+            for row in self._query(
+                "select d.policy, d.key, d.owner, d.deadline, d.attempts, d.first_seen_at, d.died_at, d.error_class,"
+                " d.sqlstate, d.constraint_name, d.replay_command"
+                " from pgreaper.dead_letters as d,"
+                " (select %s::text, %s::text, %s::text, %s::interval) as f (policy, key, error_class, older_than)"
+                " where (f.policy is null or d.policy = f.policy) and (f.key is null or d.key = f.key)"
+                " and (f.error_class is null or d.error_class = f.error_class)"
+                " and (f.older_than is null or d.died_at <= clock_timestamp() - f.older_than)"
+                " order by d.died_at desc, d.policy, d.key limit %s::bigint",
+                policy, key, error_class, older_than, limit,
+            )
+        ]  # fmt: skip
+
+    def replay(
+        self,
+        policy: str,
+        *,
+        key: str | None = None,
+        reason: str | None = None,
+        error_class: str | None = None,
+        older_than: Interval | None = None,
+    ) -> "list[Outcome]":
+        """
+        Give dead letters a fresh budget; all of the policy unless a filter narrows them.
+
+        Each comes back with outcome ``replay``, or ``moot`` when the hold is no longer held and due.
+        """
+        from pgreaper.records import Outcome
+
+        return [
+            Outcome(*row)
+            for row in self._query(
+                "select key, outcome, state from pgreaper.reaper_replay(policy => %s::text, key => %s::text,"
+                " reason => %s::text, error_class => %s::text, older_than => %s::interval)",
+                policy, key, reason, error_class, older_than,
+            )
+        ]  # fmt: skip
+
+    def discard(
+        self,
+        policy: str,
+        *,
+        key: str | None = None,
+        reason: str,
+        error_class: str | None = None,
+        older_than: Interval | None = None,
+    ) -> list[str]:
+        """Leave dead letters be, all of the policy unless a filter narrows them.  Returns their keys."""
+        rows = self._query(
+            "select d.key from pgreaper.reaper_discard(policy => %s::text, key => %s::text, reason => %s::text,"
+            " error_class => %s::text, older_than => %s::interval) as d (key)",
+            policy, key, reason, error_class, older_than,
+        )  # fmt: skip
+        return [str(found) for (found,) in rows]
+
     # -- seeing it
+
+    def verify(self, policy: str | None = None) -> "list[Verification]":
+        """Check the invariants of a policy, or of all, from the books and the target; reads the whole trail."""
+        from pgreaper.records import Verification
+
+        return [
+            Verification(*row)
+            for row in self._query(
+                "select policy, invariant, holds, found, example from pgreaper.reaper_verify(%s::text)", policy
+            )
+        ]
 
     def history(self, policy: str, key: str) -> "list[HistoryEntry]":
         """Everything that happened to one hold, oldest first."""

@@ -83,6 +83,34 @@ class HistoryEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A hold that was given up; see the view ``pgreaper.dead_letters``."""
+
+    policy: str
+    key: str
+    owner: str
+    deadline: datetime
+    attempts: int
+    first_seen_at: datetime
+    died_at: datetime
+    error_class: str
+    sqlstate: str | None
+    constraint_name: str | None
+    replay_command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """An invariant of a policy: whether it holds, how many violations there are, and the key of one."""
+
+    policy: str
+    invariant: str
+    holds: bool
+    found: int
+    example: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyStatus:
     """How a policy is doing; see the view ``pgreaper.status``.  ``due`` is a floor when ``due_capped``."""
 

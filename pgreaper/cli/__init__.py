@@ -36,6 +36,8 @@ COMMANDS = {
     "work": _Entry("Run", "work", "Expire what is due, then exit; or stay, with --daemon."),
     "pause": _Entry("Run", "policies", "Claim nothing more for a policy."),
     "resume": _Entry("Run", "policies", "Let a paused policy go on."),
+    "dead": _Entry("Mend", "dead", "Dead letters: list, show, replay, discard."),
+    "verify": _Entry("Mend", "verify", "Check from the books and the rows that nothing expired twice or early."),
     "status": _Entry("Look", "status", "How the policies are doing."),
     "history": _Entry("Look", "history", "Everything that happened to one hold."),
 }

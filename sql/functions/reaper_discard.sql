@@ -1,4 +1,4 @@
--- reaper_discard: leave dead letters be; one, or all when `key` is NULL.
+-- reaper_discard: leave dead letters be: one, those of a kind or an age, or all.
 --
 -- The hold stays as it is and stays excluded from claims until its deadline changes; it
 -- is no longer listed as a dead letter.
@@ -9,7 +9,13 @@
 --
 -- Raises
 --   RP002  no such policy.     22023  no reason.
-create function pgreaper.reaper_discard(policy text, key text, reason text)
+create function pgreaper.reaper_discard(
+  policy text,
+  key text,
+  reason text,
+  error_class text default null,
+  older_than interval default null
+)
 returns setof text
 language plpgsql
 volatile
@@ -34,6 +40,8 @@ begin
          and f.not_before = 'infinity'
          and f.discarded_at is null
          and (reaper_discard.key is null or f.key = reaper_discard.key)
+         and (reaper_discard.error_class is null or f.error_class = reaper_discard.error_class)
+         and (reaper_discard.older_than is null or f.failed_at <= v_now - reaper_discard.older_than)
       returning f.key, f.deadline, f.attempts
     ), recorded as (
       insert into pgreaper.events (policy_id, key, deadline, kind, at, attempts, actor, reason)
@@ -44,4 +52,4 @@ begin
 end;
 $function$;
 
-comment on function pgreaper.reaper_discard(text, text, text) is 'Leave dead letters be, one or all; who and why go to events.';
+comment on function pgreaper.reaper_discard(text, text, text, text, interval) is 'Leave dead letters be, by key, kind, age or all; who and why go to events.';

@@ -1,4 +1,4 @@
--- reaper_replay: give dead letters a fresh budget; one, or all when `key` is NULL.
+-- reaper_replay: give dead letters a fresh budget: one, those of a kind or an age, or all.
 --
 -- Promises
 --   * However many people press it at once, a dead letter is replayed once.
@@ -8,7 +8,13 @@
 --
 -- Raises
 --   RP002  no such policy.
-create function pgreaper.reaper_replay(policy text, key text default null, reason text default null)
+create function pgreaper.reaper_replay(
+  policy text,
+  key text default null,
+  reason text default null,
+  error_class text default null,
+  older_than interval default null
+)
 returns setof pgreaper.hold_outcome
 language plpgsql
 volatile
@@ -34,6 +40,8 @@ begin
          and f.not_before = 'infinity'
          and f.discarded_at is null
          and (reaper_replay.key is null or f.key = reaper_replay.key)
+         and (reaper_replay.error_class is null or f.error_class = reaper_replay.error_class)
+         and (reaper_replay.older_than is null or f.failed_at <= v_now - reaper_replay.older_than)
        order by f.key
          for update
     ) as d;
@@ -68,5 +76,5 @@ begin
 end;
 $function$;
 
-comment on function pgreaper.reaper_replay(text, text, text) is
-'Give dead letters a fresh budget, one or all; a hold that moved on closes its dead letter as moot.';
+comment on function pgreaper.reaper_replay(text, text, text, text, interval) is
+'Give dead letters a fresh budget, by key, kind, age or all; a hold that moved on closes its dead letter as moot.';
