@@ -77,8 +77,12 @@ begin
     v_batch := pgreaper._retries(v_policy, v_target, _sweep_step.run_start, v_wanted);
   end if;
   -- Where nobody else has or had a hand in what comes, one statement picks, locks and
-  -- writes.  Whatever goes wrong in it is left to the careful way below.
+  -- writes.  Whatever goes wrong in it is left to the careful way below.  The probe before
+  -- it: an UPDATE of no row still fires the user's statement triggers.
   if cardinality(v_batch.keys) = 0 and not pgreaper._taken(v_policy.policy_id, _sweep_step.start) then
+    if cardinality((pgreaper._due(v_policy, v_target, v_now, _sweep_step.start, 1)).keys) = 0 then
+      return v_step;
+    end if;
     begin
       v_try := pgreaper._write(v_policy, v_target, v_now, null, _sweep_step.worker, null, null, _sweep_step.start, v_wanted);
       set constraints all immediate;
