@@ -48,6 +48,8 @@ def test_a_step_commits_before_the_next_begins(core, holds):
     core.register()
     assert sweep(core, batch=10) == 30
     assert core.rows("select count(distinct xact), count(*) from log") == [(3, 3)]
+    assert sweep(core) == 0
+    assert core.value("select count(*) from log") == 3, "an UPDATE of no row fires statement triggers too"
 
 
 def test_all_policies_take_turns(core, holds):
