@@ -58,6 +58,8 @@ begin
              error_class = excluded.error_class,
              sqlstate = excluded.sqlstate,
              constraint_name = excluded.constraint_name
+       -- Somebody charged it after this call began: two sweeps met, and one attempt was it.
+       where f.deadline <> excluded.deadline or f.failed_at <= excluded.failed_at
       returning f.key, f.deadline, f.attempts, case when f.not_before = 'infinity' then 'dead-letter' else 'retry' end as kind
     ), recorded as (
       insert into pgreaper.events
@@ -66,7 +68,9 @@ begin
              _fail.error_class, _fail.sqlstate, _fail.constraint_name
         from failed as f
     )
-    select f.key, f.kind, null::text from failed as f;
+    select k.key, coalesce(f.kind, 'retry'), null::text
+      from unnest(_fail.keys) as k (key)
+      left join failed as f on f.key = k.key;
 end;
 $function$;
 

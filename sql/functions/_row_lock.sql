@@ -9,13 +9,16 @@ language plpgsql
 stable
 security invoker
 as $function$
+declare
+  v_relation constant oid := to_regclass(format('%I.%I', policy.target_schema, policy.target_table));
 begin
   if exists (
     select from pg_catalog.pg_index as i
-      join pg_catalog.pg_attribute as a on a.attrelid = i.indrelid and a.attnum = any (i.indkey)
-     where i.indrelid = to_regclass(format('%I.%I', policy.target_schema, policy.target_table))
-       and i.indisunique and i.indpred is null and i.indexprs is null
-       and (a.attname in (policy.status_column, policy.stamp_column) or policy.set_values ? a.attname)
+     where i.indrelid = v_relation and i.indisunique and i.indpred is null and i.indexprs is null
+       and i.indkey::smallint[] && array(
+         select a.attnum from pg_catalog.pg_attribute as a
+          where a.attrelid = v_relation
+            and (a.attname in (policy.status_column, policy.stamp_column) or policy.set_values ? a.attname))
   ) then
     return 'for update of h skip locked';
   end if;
