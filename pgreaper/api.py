@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from pgreaper.records import (
         Change,
         DeadLetter,
+        Decision,
         Failure,
         HistoryEntry,
         Hold,
@@ -308,6 +309,34 @@ class Reaper:
         """:meth:`expire` of a whole claim for whoever needs no keys: how many holds had which outcome."""
         return Counter(dict(self._query("select outcome, count(*)" + _EXPIRE + " group by outcome", token, None)))
 
+    def fail(
+        self,
+        token: UUID,
+        key: str,
+        *,
+        error_class: str,
+        transient: bool = False,
+        retry_in: Interval | None = None,
+        final: bool = False,
+        charged: bool = True,
+    ) -> "Decision":
+        """
+        Tell that the work outside the database failed for one hold; the claim goes on with the others.
+
+        Repeat it when the reply was lost: it charges once.  ``retry_in`` replaces the computed delay, ``final``
+        gives the hold up at once, and what is not ``charged`` is put off without costing an attempt.  Only
+        the class of the error is kept.  Raises LeaseLost when the lease was taken back.
+        """
+        from pgreaper.records import Decision
+
+        (row,) = self._query(
+            "select outcome, attempts, not_before from pgreaper.reaper_fail(token => %s::uuid, key => %s::text,"
+            " error_class => %s::text, transient => %s::boolean, retry_in => %s::interval, final => %s::boolean,"
+            " charged => %s::boolean)",
+            token, key, error_class, transient, retry_in, final, charged,
+        )  # fmt: skip
+        return Decision(*row)
+
     def failures(self, token: UUID) -> "list[Failure]":
         """Why holds of a claim failed, one row per reason, most holds first; empty when none did."""
         from pgreaper.records import Failure
@@ -327,6 +356,15 @@ class Reaper:
         ((until,),) = self._query("select pgreaper.reaper_renew(%s::uuid, %s::interval)", token, lease)
         assert isinstance(until, datetime)  # noqa: S101
         return until
+
+    def time_left(self, token: UUID) -> float | None:
+        """Seconds until a lease ends, by the database's clock; negative once it has lapsed, None when it is over."""
+        rows = self._query(
+            "select extract(epoch from claim_until - pgreaper._clock())::double precision"
+            " from pgreaper.claims where token = %s::uuid and finished_at is null",
+            token,
+        )
+        return float(rows[0][0]) if rows else None
 
     def release(self, token: UUID) -> int:
         """Give a claim back without charging an attempt.  Returns the holds given back, 0 when it was over already."""
@@ -400,6 +438,14 @@ class Reaper:
                 policy, key, error_class, older_than, limit,
             )
         ]  # fmt: skip
+
+    def dead(self, policies: Sequence[str]) -> dict[str, int]:
+        """Return how many dead letters each of these policies has; those that have none are left out."""
+        rows = self._query(
+            "select policy, count(*) from pgreaper.dead_letters where policy = any(%s::text[]) group by policy",
+            list(policies),
+        )
+        return {str(policy): int(n) for policy, n in rows}
 
     def replay(
         self,

@@ -63,6 +63,15 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to become of a hold that failed: ``retry`` at ``not_before``, or ``dead-letter``."""
+
+    outcome: str
+    attempts: int
+    not_before: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryEntry:
     """Something that happened to a hold; see the view ``pgreaper.history``."""
 

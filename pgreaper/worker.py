@@ -8,6 +8,7 @@ answers for a token whatever it recorded.  Trouble of the environment (a lost
 connection, a deadlock, a read-only node) is waited out and charged to nobody.
 """
 
+import math
 import os
 import random
 import select
@@ -15,11 +16,11 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from psycopg import IsolationLevel
@@ -37,6 +38,10 @@ from pgreaper.errors import (
 )
 from pgreaper.text import count, duration, plural, visible
 
+if TYPE_CHECKING:
+    from pgreaper.handlers import Handler, Pool
+    from pgreaper.records import Hold
+
 _R = TypeVar("_R")
 
 # A rescan is wanted this many seconds after the last, and after this many times its cost.
@@ -51,6 +56,8 @@ _BUSY_TRIES: Final = 6
 # A policy of which so many batches in a row found only locked rows is left for the next run.
 _STALLED_BATCHES: Final = 8
 _LARGEST_BATCH: Final = 10_000
+# With a handler a claim takes so many holds per call that may run at once: fewer are charged when the worker dies.
+_HOLDS_PER_CALL: Final = 8
 # A daemon says at most this often what it did.
 _REPORT_EVERY: Final = 60.0
 # Somebody who waits this long after Ctrl-C is told what for.
@@ -71,6 +78,9 @@ class Settings:
     max_seconds: float | None = None
     poll: float = 5.0
     shutdown_timeout: float = 20.0
+    handler: "Handler | None" = None
+    concurrency: int = 8
+    fail_on_dead_letter: bool = False
 
 
 @dataclass(slots=True)
@@ -79,7 +89,8 @@ class PolicyRun:
     What a run did for one policy.
 
     ``error`` is the last failure of a batch as a whole; ``reasons`` counts the failed holds by error class,
-    SQLSTATE and constraint; ``suspended`` says why the policy is, if it is.
+    SQLSTATE and constraint; ``suspended`` says why the policy is, if it is.  ``skipped`` holds were put off by
+    the handler; ``dead`` is how many dead letters there are, in a run that was asked to look.
     """
 
     policy: str
@@ -87,6 +98,8 @@ class PolicyRun:
     claimed: int = 0
     released: int = 0
     lost: int = 0
+    skipped: int = 0
+    dead: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     error: ReaperError | None = None
     failures: int = 0
@@ -96,7 +109,8 @@ class PolicyRun:
     @property
     def failed(self) -> bool:
         """Whether something needs a person, or a retry: a batch that raised, a hold that failed, a suspension."""
-        return self.failures > 0 or self.suspended is not None or self.outcomes[RETRY] + self.outcomes[DEAD_LETTER] > 0
+        failed = self.outcomes[RETRY] + self.outcomes[DEAD_LETTER] + self.dead + self.failures
+        return failed > 0 or self.suspended is not None
 
 
 @dataclass(slots=True)
@@ -161,6 +175,7 @@ class Stop:
         self.signal: int | None = None
         self.forced = False
         self._log = log
+        self._end = math.inf
         self._received = 0
         self._connecting = False
         self._connection: psycopg.Connection[Any] | None = None
@@ -173,6 +188,20 @@ class Stop:
     def requested(self) -> bool:
         """Whether a signal has come."""
         return self._received > 0
+
+    @property
+    def patience(self) -> float:
+        """Seconds that calls of a handler may still take; what is left then is for telling the database."""
+        return self._end - time.monotonic() - 1.25 * self._reserve
+
+    @property
+    def _reserve(self) -> float:
+        """Seconds before the end at which a running query is cancelled."""
+        return max(1.0, self.timeout / 4)
+
+    def fileno(self) -> int:
+        """Become readable with the first signal, and stay so."""
+        return self._reader
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -218,6 +247,7 @@ class Stop:
         self._received += 1
         if self._received == 1:
             self.signal = number
+            self._end = time.monotonic() + self.timeout
             os.write(self._writer, b"x")
             threading.Thread(target=self._deadline, daemon=True).start()
             if self._connecting:
@@ -240,7 +270,7 @@ class Stop:
 
     def _deadline(self) -> None:
         """Enforce the timeout from a thread of its own: the main one may be inside libpq."""
-        end = time.monotonic() + self.timeout
+        end = self._end
         if self._finished.wait(min(_NOTICEABLE, self.timeout)):
             return
         if self._connecting:
@@ -249,7 +279,7 @@ class Stop:
                 os._exit(0)
         else:
             self._log("stopping: finishing the batch in hand; a second signal cancels it")
-        if self._finished.wait(max(end - time.monotonic() - max(1.0, self.timeout / 4), 0.0)):
+        if self._finished.wait(max(end - time.monotonic() - self._reserve, 0.0)):
             return
         if not self.forced:
             self._log("the query still runs: cancelling it")
@@ -280,6 +310,7 @@ class _Turn:
         self.stalled = 0
         self.resume_at = 0.0
         self.failures = 0
+        self.same = ("", 0)
         self._told: dict[str, float] = {}
 
     def may_tell(self, what: str) -> bool:
@@ -343,6 +374,8 @@ class Worker:
         self._stop = Stop(settings.shutdown_timeout, log)
         self._connection: psycopg.Connection[Any] | None = None
         self._server: ServerState | None = None
+        self._pool: Pool | None = None
+        self._holds: list[Hold] = []
         self._turns: list[_Turn] = []
         self._idle = 0
         self._troubled_since: float | None = None
@@ -365,6 +398,8 @@ class Worker:
                 self._begin()
                 try:
                     self._loop()
+                    if self.result.ended != "signal":
+                        self._look_around()
                 except ReaperError as trouble:
                     self.result.trouble = trouble
                     self.result.ended = "unavailable" if isinstance(trouble, DatabaseUnavailable) else "failed"
@@ -372,11 +407,22 @@ class Worker:
                 self.result.ended = "signal"
             finally:
                 self._disconnect()
+                if self._pool is not None:
+                    self._pool.close()
         self.result.signal, self.result.forced = self._stop.signal, self._stop.forced
         self.result.seconds = time.monotonic() - self._started
         return self.result
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call of the handler was left behind and may still run."""
+        return self._pool is not None and bool(self._pool.running)
+
     def _begin(self) -> None:
+        if self.settings.handler is not None:
+            from pgreaper.handlers import Pool
+
+            self._pool = Pool(self.settings.handler, self.settings.concurrency)
         self._connect(first=True)
         self._retrying(self._list_policies)
         if self.settings.daemon:
@@ -399,7 +445,6 @@ class Worker:
                 self._rest(progressed=progressed)
             elif all(turn.done for turn in self._turns):
                 self.result.ended = "once" if self.settings.once else "drained"
-                self._look_for_suspended()
                 return
 
     def _over(self) -> bool:
@@ -446,6 +491,11 @@ class Worker:
     def _step(self, turn: _Turn) -> bool:
         """One batch of one policy.  Whether there was anything; raises only when the connection is of no more use."""
         run = self._run_of(turn)
+        if self._pool is not None and not self._pool.has_room:
+            # Calls whose lease was lost, and that go on all the same, have every place.
+            self._pool.finished()
+            self._pool.wait(1.0, self._stop.fileno())
+            return True
         try:
             batch = self._claim(turn)
         except UnknownPolicy as error:
@@ -462,6 +512,8 @@ class Worker:
 
         run.claims += 1
         run.claimed += batch.holds
+        if self._pool is not None:
+            return self._hand_over(turn, run, batch)
         try:
             outcomes = self._settle(batch)
         except LeaseLost:
@@ -488,22 +540,68 @@ class Worker:
         run.outcomes.update(outcomes)
         if outcomes[RETRY] + outcomes[DEAD_LETTER] > 0:
             self._explain(turn, run, batch)
+        self._settled(turn, outcomes)
+        return True
+
+    def _hand_over(self, turn: _Turn, run: PolicyRun, batch: Batch) -> bool:
+        """Call the handler for each hold of a claim, and settle what it came to."""
+        from pgreaper.handlers import SAME, Desk, Shift
+
+        assert self._pool is not None  # noqa: S101
+        limit = self.settings.max_seconds
+        report = Shift(
+            self._pool,
+            Desk(self._patiently, self._is_lost, self._reconnect, self._stop, self._log),
+            turn.policy,
+            self._holds,
+            until=math.inf if limit is None else self._started + limit,
+            grace=self.settings.shutdown_timeout,
+            same=turn.same,
+        ).run()
+        turn.same = report.same
+        run.outcomes.update(report.outcomes)
+        run.released += report.released
+        run.lost += report.lost
+        run.skipped += report.skipped.total()
+        if report.outcomes[RETRY] + report.outcomes[DEAD_LETTER] > 0:
+            self._explain(turn, run, batch, apart=report.skipped)
+        if report.fatal is not None:
+            raise report.fatal
+        if report.error is not None:
+            if self._is_lost(report.error):
+                raise report.error
+            self._failed(turn, run, report.error)
+            return False
+        if turn.same[1] >= SAME and not self._stop.requested:
+            self._failed(turn, run, _always_fails(*turn.same), rest="the rest is left for the next run")
+            return False
+        self._settled(turn, report.outcomes)
+        return True
+
+    def _settled(self, turn: _Turn, outcomes: Counter[str]) -> None:
+        """A batch went as it should; what that says about the next."""
+        all_locked = 0 < outcomes[LOCKED] == outcomes.total()
         turn.failures = 0
         if not outcomes[LOCKED]:
             turn.grow()
-        elif outcomes[LOCKED] == outcomes.total():
+        elif all_locked:
             turn.widen()
         self._troubled_since, self._setbacks = None, 0
-        turn.stalled = turn.stalled + 1 if outcomes[LOCKED] == outcomes.total() else 0
-        if turn.stalled >= _STALLED_BATCHES and not self.settings.daemon:
+        turn.stalled = turn.stalled + 1 if all_locked else 0
+        # With a handler each look at a locked hold is another call for it.
+        if turn.stalled >= (_STALLED_BATCHES if self._pool is None else 2) and not self.settings.daemon:
             turn.done = True
             self._log(f"policy {visible(turn.policy)}: the rest is locked by other transactions; the next run takes it")
         if self._on_batch is not None:
             self._on_batch(self)
-        return True
 
     def _claim(self, turn: _Turn) -> Batch | None:
         size = turn.batch
+        if self._pool is not None:
+            if self.settings.batch is None:
+                size = min(size, _HOLDS_PER_CALL * self.settings.concurrency * 4 ** min(turn.stalled, 4))
+            if turn.same[1] > 0 and turn.failures > 0:
+                size = 1  # The handler fails for every hold: one is enough to see whether it still does.
         if self.settings.max_rows is not None:
             size = min(size, self.settings.max_rows - self.result.expired)
         began = time.monotonic()
@@ -513,9 +611,16 @@ class Worker:
         assert self._connection is not None  # noqa: S101
         # Behind a pooler the backend that answers is not the one that libpq knows: no binding then.
         session = self._server.backend_pid == self._connection.info.backend_pid
-        batch = self._patiently(
-            lambda r: r.claim_batch(turn.policy, batch=size, worker=self.name, rescan=rescan, session=session)
-        )
+        if self._pool is None:
+            batch = self._patiently(
+                lambda r: r.claim_batch(turn.policy, batch=size, worker=self.name, rescan=rescan, session=session)
+            )
+        else:
+            self._holds = self._patiently(
+                lambda r: r.claim(turn.policy, batch=size, worker=self.name, rescan=rescan, session=session)
+            )
+            first = self._holds[0] if self._holds else None
+            batch = None if first is None else Batch(first.token, len(self._holds), first.claim_until)
         if rescan:
             turn.rescanned(began, time.monotonic() - began)
         return batch
@@ -545,7 +650,9 @@ class Worker:
         except ReaperError:
             run.lost += batch.holds
 
-    def _failed(self, turn: _Turn, run: PolicyRun, error: ReaperError) -> None:
+    def _failed(
+        self, turn: _Turn, run: PolicyRun, error: ReaperError, rest: str = "nothing of that batch was changed"
+    ) -> None:
         """A batch raised: say so and go on with the other policies."""
         if self._stop.requested:
             raise _Stopped  # We cancelled it ourselves.
@@ -558,9 +665,9 @@ class Worker:
             self._log(f"policy {visible(turn.policy)}: {error.message}; trying again in {duration(pause)}")
         else:
             turn.done = True
-            self._log(f"policy {visible(turn.policy)}: {error.message}; nothing of that batch was changed")
+            self._log(f"policy {visible(turn.policy)}: {error.message}; {rest}")
 
-    def _explain(self, turn: _Turn, run: PolicyRun, batch: Batch) -> None:
+    def _explain(self, turn: _Turn, run: PolicyRun, batch: Batch, apart: Container[str] = ()) -> None:
         """Holds failed: say why, each reason once in a run and, in a daemon, once in a while."""
         try:
             failures = self._patiently(lambda r: r.failures(batch.token))
@@ -568,6 +675,8 @@ class Worker:
         except ReaperError:
             return  # The books have it; the count is in the outcomes.
         for f in failures:
+            if f.error_class in apart:
+                continue  # Not failed: put off.
             run.reasons[f.error_class, f.sqlstate, f.constraint_name] += f.holds
             where = f" (SQLSTATE {f.sqlstate}{f', constraint {f.constraint_name}' if f.constraint_name else ''})"
             end = "now a dead letter" if f.outcome == DEAD_LETTER else "to be tried again"
@@ -579,8 +688,14 @@ class Worker:
             if turn.may_tell(reason):
                 self._log(f"policy {visible(turn.policy)} is suspended, no hold is charged: {reason}")
 
-    def _look_for_suspended(self) -> None:
-        """A suspended policy claims nothing and looks drained: tell the two apart at the end of a run."""
+    def _look_around(self) -> None:
+        """A suspended policy claims nothing and looks drained, and so does one whose holds are all dead: tell."""
+        if self.settings.fail_on_dead_letter:
+            dead = self._retrying(lambda r: r.dead([t.policy for t in self._turns]))
+            for turn in self._turns:
+                if n := dead.get(turn.policy, 0):
+                    self._run_of(turn).dead = n
+                    self._log(f"policy {visible(turn.policy)} has {plural(n, 'dead letter')}")
         names = [t.policy for t in self._turns if not self._run_of(t).suspended]
         found = self._retrying(lambda r: r.suspended(names)) if names else {}
         for turn in self._turns:
@@ -783,6 +898,13 @@ def _translated() -> Iterator[None]:
         failure = translate(error)
     if failure is not None:
         raise failure
+
+
+def _always_fails(error_class: str, times: int) -> ReaperError:
+    return ReaperError(
+        f"the handler failed {times} times in a row, each time with {error_class}",
+        hint="The holds are hardly to blame.  `pgreaper dead replay` gives those that it cost a fresh budget.",
+    )
 
 
 def _unknown(name: str, registered: list[str]) -> UnknownPolicy:

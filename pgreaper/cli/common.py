@@ -78,6 +78,7 @@ SECONDS = _Number(float, 1e9)
 COUNT = _Number(int, 10**15)
 INTEGER = _Number(int, 2**31 - 1)
 BATCH = _Number(int, 10_000)
+CALLS = _Number(int, 1000)
 
 
 def read_only_error(*, standby: bool) -> DatabaseUnavailable:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pgreaper.api import ALREADY_DONE, DEAD_LETTER, EXPIRED, LOCKED, NOT_ELIGIBLE, OUTCOMES, RETRY
-from pgreaper.cli.common import BATCH, COUNT, SECONDS, common_options, emit
+from pgreaper.cli.common import BATCH, CALLS, COUNT, SECONDS, common_options, emit
 from pgreaper.connection import resolve
 from pgreaper.errors import ReaperError
 from pgreaper.text import count, duration, one_line, visible
@@ -27,6 +27,10 @@ _SHOW_EVERY = 0.2
 @click.option("--max-rows", type=COUNT, metavar="N", help="Expire at most N holds.")
 @click.option("--max-seconds", type=SECONDS, metavar="SECONDS", help="Claim nothing more after that.")
 @click.option("--batch", type=BATCH, metavar="N", help="Holds a claim takes.  [default: the policy's]")
+@click.option("--handler", metavar="MODULE:FUNCTION", help="Call this function for each hold before it expires.")
+@click.option("--concurrency", type=CALLS, metavar="N", help="Calls of the handler at once.  [default: 8]")
+@click.option("--fail-on-dead-letter", is_flag=True,
+              help="Exit 1 while dead letters wait, not only when new ones come about.")  # fmt: skip
 @click.option("--poll", type=SECONDS, default=5, show_default=True, metavar="SECONDS",
               help="Longest sleep of the daemon.")  # fmt: skip
 @click.option("--shutdown-timeout", type=SECONDS, default=20, show_default=True,
@@ -40,6 +44,9 @@ def work(
     max_rows: int | None,
     max_seconds: float | None,
     batch: int | None,
+    handler: str | None,
+    concurrency: int | None,
+    fail_on_dead_letter: bool,
     poll: float,
     shutdown_timeout: float,
     database_url: str | None,
@@ -51,11 +58,26 @@ def work(
     Works on all policies unless some are named. Any number of workers may run at
     once. Ctrl-C and SIGTERM finish the batch in hand; a second one cancels it.
 
-    Exit codes: 0 done, or nothing was due; 1 something failed; 2 usage;
-    75 the database is unreachable, read-only or locked, try later.
+    A handler is a function, or an async one, of one argument: the call, with policy,
+    key, deadline, attempt, payload and idempotency_key. It is called at least once
+    per hold. If it returns, the hold expires; it may raise Retry, Skip or
+    DeadLetter of pgreaper.handlers. Any other error fails the hold.
+
+    Exit codes: 0 done, or nothing was due; 1 something failed: a batch, a hold that
+    is to be tried again or became a dead letter in this run, a suspended policy;
+    2 usage; 75 the database is unreachable, read-only or locked, try later.
     """
     if once and daemon:
         raise click.UsageError("--once and --daemon exclude each other.")
+    if concurrency is not None and handler is None:
+        raise click.UsageError("--concurrency is for a --handler.")
+    if fail_on_dead_letter and daemon and max_seconds is None and max_rows is None:
+        raise click.UsageError("--fail-on-dead-letter needs a run that ends, and --daemon stays.")
+    function = None
+    if handler is not None:
+        from pgreaper.handlers import load
+
+        function = load(handler)
     screen = _Screen()
     worker = Worker(
         resolve(database_url),
@@ -68,6 +90,9 @@ def work(
             max_seconds=max_seconds,
             poll=poll,
             shutdown_timeout=shutdown_timeout,
+            handler=function,
+            concurrency=concurrency or 8,
+            fail_on_dead_letter=fail_on_dead_letter,
         ),
         log=screen.log,
         on_batch=screen.progress if screen.shows_progress and not daemon else None,
@@ -80,6 +105,11 @@ def work(
         emit("work", **_document(run))
     else:
         _tell(run)
+    if worker.has_calls:
+        # A handler that hangs, perhaps in a thread of its own making, must not keep the process.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(run.exit_code)
     return run.exit_code
 
 
@@ -167,6 +197,8 @@ def _document(run: Run) -> dict[str, Any]:
                 "claimed": p.claimed,
                 "released": p.released,
                 "lost": p.lost,
+                "skipped": p.skipped,
+                "dead": p.dead,
                 "outcomes": {outcome: p.outcomes[outcome] for outcome in OUTCOMES},
                 "suspended": p.suspended,
                 "failed": [
@@ -222,6 +254,8 @@ def _summary(p: PolicyRun) -> str:
     parts = [f"{count(n)} {_WORDS[outcome]}" for outcome in OUTCOMES if (n := p.outcomes[outcome])]
     if p.released:
         parts.append(f"{count(p.released)} given back")
+    if p.skipped:
+        parts.append(f"{count(p.skipped)} put off")
     if p.lost:
         parts.append(f"{count(p.lost)} left to other workers")
     if p.suspended:
