@@ -8,7 +8,9 @@
 -- again before that.
 --
 -- Where the transaction is our own (target.settle), what the user deferred to the commit
--- is checked here, while it can still be told which hold it is that fails.
+-- is checked here, while it can still be told which hold it is that fails.  The check is
+-- rolled back and made again at the commit: SET CONSTRAINTS lasts, and what the caller does
+-- after us in the transaction must find its constraints as deferred as they were.
 create function pgreaper._attempt(
   policy pgreaper.policies,
   target pgreaper._target,
@@ -28,6 +30,7 @@ declare
   v_pass record;
   v_left text[];
   v_ours text[];
+  v_checked boolean := false;
 begin
   v_pass := pgreaper._write(policy, target, _attempt.clock, _attempt.token, _attempt.worker, _attempt.keys, _attempt.hints);
   expired := coalesce(v_pass.done, '{}');
@@ -47,7 +50,16 @@ begin
   end if;
 
   if target.settle then
-    set constraints all immediate;
+    begin
+      set constraints all immediate;
+      v_checked := true;
+      raise triggered_action_exception;
+    exception
+      when triggered_action_exception then
+        if not v_checked then
+          raise;
+        end if;
+    end;
   end if;
 end;
 $function$;

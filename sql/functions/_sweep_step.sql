@@ -91,7 +91,7 @@ begin
       end if;
       v_step.taken := coalesce(cardinality(v_try.done), 0);
     exception
-      when others then
+      when assert_failure or others then
         v_step.taken := 0;
     end;
     if v_step.taken > 0 then

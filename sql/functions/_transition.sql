@@ -13,7 +13,9 @@
 --   * Each key comes back once: in `expired`, or with its outcome in `others`.
 --   * A hold whose trigger or key waits for somebody's lock is `locked`, not charged; after
 --     a few such waits the rest of the batch is left for the next round.
---   * Trouble of the environment and a missing right are raised and charged to nobody.
+--   * Trouble of the environment is charged to nobody: it is raised, and so is a missing
+--     right, unless other holds of the batch are settled.  Then the hold that met it is
+--     `locked`, and a right that was missing beside holds that expired is its own failure.
 create function pgreaper._transition(
   policy pgreaper.policies,
   target pgreaper._target,
@@ -38,11 +40,17 @@ declare
   v_try record;
   v_sqlstate text;
   v_constraint text;
+  v_message text;
+  v_detail text;
+  v_hint text;
+  v_environment boolean;
+  v_trouble text[];
   v_waits integer := 0;
   v_same integer := 0;
   v_suspended boolean := false;
   v_vetoed text[] := '{}';
   v_locked text[] := '{}';
+  v_forbidden text[] := '{}';
   v_failed text[] := '{}';
   v_sqlstates text[] := '{}';
   v_constraints text[] := '{}';
@@ -57,11 +65,10 @@ begin
         batch.keys[v_from:v_to], case when target.plain then batch.hints[v_from:v_to] end);
       v_sqlstate := null;
     exception
-      when others then
-        get stacked diagnostics v_sqlstate = returned_sqlstate, v_constraint = constraint_name;
-        if v_sqlstate = '42501' or substr(v_sqlstate, 1, 2) in ('08', '25', '53', '57', '58', 'XX') then
-          raise;
-        end if;
+      -- OTHERS leaves out a failed ASSERT.
+      when assert_failure or others then
+        get stacked diagnostics v_sqlstate = returned_sqlstate, v_constraint = constraint_name,
+          v_message = message_text, v_detail = pg_exception_detail, v_hint = pg_exception_hint;
     end;
 
     if v_sqlstate is null then
@@ -74,7 +81,13 @@ begin
       continue;
     end if;
 
-    if v_sqlstate in ('40001', '40P01', '55P03') then
+    -- Perhaps a matter of this hold, perhaps of all: a few more tries tell.
+    v_environment := substr(v_sqlstate, 1, 2) in ('08', '25', '53', '57', '58', 'XX')
+      or (v_sqlstate = '42501' and cardinality(expired) = 0);
+    if v_environment then
+      v_trouble := array[v_sqlstate, v_message, v_detail, v_hint];
+    end if;
+    if v_environment or v_sqlstate in ('40001', '40P01', '55P03') then
       v_waits := v_waits + 1;
       if v_waits >= c_waits then
         v_locked := v_locked || batch.keys[v_from:v_size];
@@ -86,7 +99,9 @@ begin
       continue;
     end if;
 
-    if v_sqlstate in ('40001', '40P01', '55P03') then
+    if v_environment and v_sqlstate = '42501' then
+      v_forbidden := v_forbidden || batch.keys[v_from];
+    elsif v_environment or v_sqlstate in ('40001', '40P01', '55P03') then
       v_locked := v_locked || batch.keys[v_from];
     else
       v_same := case when v_sqlstate = v_sqlstates[cardinality(v_sqlstates)] then v_same + 1 else 1 end;
@@ -105,12 +120,21 @@ begin
     v_to := v_from;
   end loop;
 
+  if v_trouble is not null and cardinality(expired || v_failed || v_vetoed) = 0 then
+    raise exception using errcode = v_trouble[1], message = v_trouble[2], detail = v_trouble[3], hint = v_trouble[4];
+  end if;
+
   -- Fewer than that in one batch, but the same all the time since the last success.
   if cardinality(v_failed) = v_same and v_same between 1 and c_same - 1 and cardinality(expired) = 0 then
     v_suspended := pgreaper._suspend(policy, _transition.clock, v_sqlstates[1], v_same);
   end if;
 
-  if cardinality(expired) = v_size then
+  if cardinality(expired) = 0 then
+    v_locked := v_locked || v_forbidden;
+  elsif cardinality(v_forbidden) > 0 then
+    v_failed := v_failed || v_forbidden;
+    v_sqlstates := v_sqlstates || array_fill('42501'::text, array[cardinality(v_forbidden)]);
+  elsif cardinality(expired) = v_size then
     return;
   end if;
 

@@ -68,7 +68,7 @@ begin
         v_failed := v_failed || format('%I (suspended: all its holds fail alike)', v_names[v_index]);
       end if;
     exception
-      when others then
+      when assert_failure or others then
         get stacked diagnostics v_sqlstate = returned_sqlstate;
         v_first_sqlstate := coalesce(v_first_sqlstate, v_sqlstate);
         v_failed := v_failed || format('%I (%s: %s)', v_names[v_index], v_sqlstate, pgreaper._error_class(v_sqlstate));

@@ -1,0 +1,549 @@
+"""One bad hold, whatever is bad about it, does not keep the others from expiring: it is found, and charged alone."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from tests.concurrency.sessions import Session
+
+# `bad` says whether a row is a guilty one; `marker` is 'x' in a guilty row as soon as it has expired.
+GUILTY = "new.customer_email = 'guilty' and new.status = 'expired'"
+MARKER = (
+    "alter table holds add marker text generated always as"
+    " (case when customer_email = 'guilty' and status = 'expired' then 'x' end) stored"
+)
+OCCUPIED = "insert into holds (status, expires_at, customer_email) values ('expired', 'infinity', 'guilty')"
+
+
+def trigger(body: str, *, when: str = "before", deferred: bool = False) -> list[str]:
+    """A row trigger whose body runs for a guilty hold."""
+    return [
+        f"create function bad() returns trigger language plpgsql as $$ begin if {GUILTY} then {body} end if;"
+        " return new; end $$",
+        "create constraint trigger bad after update on holds deferrable initially deferred"
+        " for each row execute function bad()"
+        if deferred
+        else f"create trigger bad {when} update on holds for each row execute function bad()",
+    ]
+
+
+def raising(sqlstate: str) -> list[str]:
+    return trigger(f"raise exception using errcode = '{sqlstate}', message = 'never stored';")
+
+
+# What is bad, and what the books say of it: class, SQLSTATE, constraint.
+CHARGED = {
+    "raise": (trigger("raise exception 'no';"), "TriggerException", "P0001", None),
+    "raise after": (trigger("raise exception 'no';", when="after"), "TriggerException", "P0001", None),
+    "own code": (raising("ZZ999"), "DatabaseError", "ZZ999", None),
+    "assert": (trigger("assert false, 'no';"), "DatabaseError", "P0004", None),
+    "division": (trigger("perform 1 / 0;"), "DataError", "22012", None),
+    "cast": (trigger("perform new.customer_email::int;"), "DataError", "22P02", None),
+    "too many rows": (trigger("perform (select g from generate_series(1, 2) g);"), "DatabaseError", "21000", None),
+    "typo": (trigger("perform no_such_function();"), "ProgrammingError", "42883", None),
+    "commit": (trigger("commit;"), "DatabaseError", "2D000", None),
+    "endless recursion": (
+        trigger("update public.holds set customer_email = customer_email where id = new.id;", when="after"),
+        "DatabaseError", "54001", None),
+    "not null": (trigger("new.expires_at := null;"), "ConstraintViolation", "23502", None),
+    "check": (
+        [f"alter table holds add constraint polite check (not ({GUILTY.replace('new.', '')}))"],
+        "ConstraintViolation", "23514", "polite"),
+    "foreign key": (
+        [MARKER, "create table markers (m text primary key)",
+         "alter table holds add constraint known foreign key (marker) references markers"],
+        "ConstraintViolation", "23503", "known"),
+    "foreign key of a child": (
+        ["create table children (m text not null)", "create table markers (m text primary key)",
+         "alter table children add constraint parent foreign key (m) references markers",
+         *trigger("insert into public.children values ('x');", when="after")],
+        "ConstraintViolation", "23503", "parent"),
+    "unique": (
+        [MARKER, "alter table holds add constraint alone unique (marker)", OCCUPIED],
+        "ConstraintViolation", "23505", "alone"),
+    "unique index": (
+        [MARKER, "create unique index alone on holds ((marker || '!'))", OCCUPIED],
+        "ConstraintViolation", "23505", "alone"),
+    "exclusion": (
+        [MARKER, "alter table holds add constraint apart exclude using btree (marker with =)", OCCUPIED],
+        "ConstraintViolation", "23P01", "apart"),
+    "domain": (
+        ["create domain word as text constraint decent check (value <> 'x')", "alter table holds add word word",
+         *trigger("new.word := 'x';")],
+        "ConstraintViolation", "23514", "decent"),
+    "veto": (trigger("return null;"), "UpdateVetoed", None, None),
+    "kept held": (trigger("new.status := 'held';"), "UpdateVetoed", None, None),
+    "a right that this hold lacks": (raising("42501"), "ProgrammingError", "42501", None),
+}  # fmt: skip
+DEFERRED = {
+    "trigger": (trigger("raise exception 'no';", deferred=True), "TriggerException", "P0001", None),
+    "foreign key": (
+        [MARKER, "create table markers (m text primary key)",
+         "alter table holds add constraint known foreign key (marker) references markers initially deferred"],
+        "ConstraintViolation", "23503", "known"),
+    "unique": (
+        [MARKER, "alter table holds add constraint alone unique (marker) initially deferred", OCCUPIED],
+        "ConstraintViolation", "23505", "alone"),
+    "exclusion": (
+        [MARKER,
+         "alter table holds add constraint apart exclude using btree (marker with =) deferrable initially deferred",
+         OCCUPIED],
+        "ConstraintViolation", "23P01", "apart"),
+}  # fmt: skip
+
+
+def spoil(core, ids: list[int]) -> None:
+    core.connection.execute("update holds set customer_email = 'guilty' where id = any (%s)", (ids,))
+
+
+def dead(core) -> dict[str, tuple[str, str | None, str | None]]:
+    return {
+        key: (error_class, sqlstate, name)
+        for key, error_class, sqlstate, name in core.rows(
+            "select key, error_class, sqlstate, constraint_name from pgreaper.dead_letters"
+        )
+    }
+
+
+def check(core, holds, ids: list[int], guilty: list[int], books: tuple[str, str | None, str | None]) -> None:
+    """The guilty are dead letters with these books and unchanged; the others are expired; nothing else is left."""
+    assert dead(core) == {str(id_): books for id_ in guilty}
+    states = holds.states()
+    assert {id_ for id_ in ids if states[id_] == "held"} == set(guilty)
+    assert {id_ for id_ in ids if states[id_] == "expired"} == set(ids) - set(guilty)
+    assert core.value("select count(*) from pgreaper.failures") == len(guilty)
+    assert core.rows("select invariant, found from pgreaper.reaper_verify() where not holds") == []
+
+
+@pytest.mark.parametrize("kind", CHARGED)
+def test_c027_a_bad_hold_is_found_and_charged_alone(core, holds, kind):
+    """Claim + expire: everything that a trigger or a constraint can do to one row of a batch."""
+    statements, *books = CHARGED[kind]
+    ids = holds.due(20)
+    spoil(core, [ids[0], ids[9], ids[10], ids[19]])
+    core.do(*statements)
+    core.register()
+    claim = core.claim()
+    assert len(claim) == 20
+    outcomes = core.expire(claim[0].token)
+    guilty = [ids[0], ids[9], ids[10], ids[19]]
+    assert {int(key) for key, (outcome, _) in outcomes.items() if outcome == "dead-letter"} == set(guilty)
+    assert sum(outcome == "expired" for outcome, _ in outcomes.values()) == 16
+    check(core, holds, ids, guilty, tuple(books))
+
+
+@pytest.mark.parametrize("kind", ["raise", "assert", "unique", "veto", "a right that this hold lacks"])
+def test_c027_a_sweep_finds_it_too(committed, core, holds, kind):
+    """The same failure path, from the fast statement on."""
+    statements, *books = CHARGED[kind]
+    ids = holds.due(20)
+    guilty = [ids[0], ids[9], ids[10], ids[19]]
+    spoil(core, guilty)
+    core.do(*statements)
+    core.register()
+    assert core.value("call pgreaper.reaper_sweep()") == 16
+    check(core, holds, ids, guilty, tuple(books))
+
+
+@pytest.mark.parametrize("way", ["expire", "sweep"])
+@pytest.mark.parametrize("kind", DEFERRED)
+def test_c027_a_failure_that_shows_at_the_commit_only(committed, core, holds, kind, way):
+    """Decision 6: found by halving like any other, because the transaction is pgreaper's own."""
+    statements, *books = DEFERRED[kind]
+    ids = holds.due(20)
+    guilty = [ids[0], ids[9], ids[10], ids[19]]
+    spoil(core, guilty)
+    core.do(*statements)
+    core.register()
+    if way == "sweep":
+        assert core.value("call pgreaper.reaper_sweep()") == 16
+    else:
+        core.run()
+    check(core, holds, ids, guilty, tuple(books))
+
+
+LAYOUTS = {
+    "alone": (1, [0]),
+    "first of two": (2, [0]),
+    "last of two": (2, [1]),
+    "both": (2, [0, 1]),
+    "three": (3, [1]),
+    "first": (500, [0]),
+    "last": (500, [499]),
+    "in the middle": (500, [250]),
+    "adjacent": (500, [248, 249, 250, 251]),
+    "scattered": (500, [0, 7, 8, 63, 100, 255, 256, 257, 400, 499]),
+    "every tenth": (500, list(range(0, 500, 10))),
+    "all but one, the first": (7, [1, 2, 3, 4, 5, 6]),
+    "all but one, the last": (7, [0, 1, 2, 3, 4, 5]),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_c027_wherever_in_the_batch_they_are(core, holds, layout):
+    """Every innocent is expired in the same call, every guilty one is a dead letter of one attempt."""
+    size, places = LAYOUTS[layout]
+    ids = holds.due(size)
+    guilty = [ids[place] for place in places]
+    spoil(core, guilty)
+    core.do(*trigger("raise exception 'no';"))
+    core.register()
+    core.expire(core.claim()[0].token)
+    check(core, holds, ids, guilty, ("TriggerException", "P0001", None))
+    assert set(core.column("select attempts from pgreaper.failures")) == {1}
+
+
+@pytest.mark.parametrize("layout", ["first of two", "in the middle", "adjacent", "scattered"])
+def test_c027_wherever_when_it_shows_at_the_commit(committed, core, holds, layout):
+    size, places = LAYOUTS[layout]
+    ids = holds.due(size)
+    guilty = [ids[place] for place in places]
+    spoil(core, guilty)
+    core.do(*trigger("raise exception 'no';", deferred=True))
+    core.register()
+    core.expire(core.claim()[0].token)
+    check(core, holds, ids, guilty, ("TriggerException", "P0001", None))
+
+
+def test_several_kinds_in_one_batch(core, holds):
+    """Each in the books with its own class, SQLSTATE and constraint."""
+    ids = holds.due(30)
+    core.do(
+        "update holds set customer_email = 'kind' || (id / 6) where id % 6 = 3",
+        "alter table holds add constraint polite check (not (customer_email = 'kind1' and status = 'expired'))",
+        "create function bad() returns trigger language plpgsql as $$ begin"
+        " case new.customer_email when 'kind0' then raise exception 'no';"
+        " when 'kind2' then return null; when 'kind3' then perform 1 / 0; when 'kind4' then assert false;"
+        " else null; end case; return new; end $$",
+        "create trigger bad before update on holds for each row execute function bad()",
+    )
+    core.register()
+    core.expire(core.claim()[0].token)
+    assert dead(core) == {
+        str(ids[2]): ("TriggerException", "P0001", None),
+        str(ids[8]): ("ConstraintViolation", "23514", "polite"),
+        str(ids[14]): ("UpdateVetoed", None, None),
+        str(ids[20]): ("DataError", "22012", None),
+        str(ids[26]): ("DatabaseError", "P0004", None),
+    }
+    assert sum(state == "expired" for state in holds.states().values()) == 25
+
+
+def test_c030_a_veto_a_rewrite_and_a_good_hold(core, holds):
+    """The case as it is told: vetoed: dead letter; rewritten: a conflict, told with its state; and no endless loop."""
+    ids = holds.due(3)
+    core.do(
+        "create function bad() returns trigger language plpgsql as $$ begin"
+        f" if new.id = {ids[0]} then return null; end if;"
+        f" if new.id = {ids[1]} then new.status := 'cancelled'; end if; return new; end $$",
+        "create trigger bad before update on holds for each row execute function bad()",
+    )
+    core.register(permanent_attempts=1)
+    assert core.run() == {str(ids[0]): "dead-letter", str(ids[1]): "not-eligible", str(ids[2]): "expired"}
+    assert holds.states() == {ids[0]: "held", ids[1]: "cancelled", ids[2]: "expired"}
+    [state] = core.column("select state from pgreaper.history where outcome = 'not-eligible'")
+    assert state == "cancelled"
+
+
+@pytest.mark.parametrize("sqlstate", ["08006", "53100", "53200", "57P03", "58030", "XX000", "XX001"])
+def test_c033_trouble_of_the_environment_in_one_hold(core, holds, sqlstate):
+    """It is charged to nobody; yet it must not stop the others for ever: they expire, the hold is left for later."""
+    ids = holds.due(20)
+    spoil(core, [ids[0]])
+    core.do(*raising(sqlstate))
+    core.register()
+    outcomes = core.expire(core.claim()[0].token)
+    assert outcomes.pop(str(ids[0])) == ("locked", None)
+    assert {outcome for outcome, _ in outcomes.values()} == {"expired"}
+    assert core.value("select count(*) from pgreaper.failures") == 0
+    # Alone it is told as it is: somebody has to look.
+    again = core.claim(rescan=True)
+    assert [hold.key for hold in again] == [str(ids[0])]
+    assert core.refused("select pgreaper.reaper_expire(%s)", again[0].token).sqlstate == sqlstate
+    assert core.value("select count(*) from pgreaper.failures") == 0
+
+
+@pytest.mark.parametrize("sqlstate", ["08006", "53100", "42501", "XX000"])
+def test_c033_trouble_of_the_environment_in_all_of_them(core, holds, sqlstate):
+    """It is raised as it is after a few tries, and nothing is charged, written or suspended."""
+    ids = holds.due(100)
+    spoil(core, ids)
+    core.do("create sequence tries", *raising(sqlstate))
+    core.do(
+        "create function count_tries() returns trigger language plpgsql as"
+        " $$ begin perform nextval('public.tries'); return null; end $$",
+        "create trigger a_count before update on holds for each statement execute function count_tries()",
+    )
+    core.register()
+    token = core.claim()[0].token
+    error = core.refused("select pgreaper.reaper_expire(%s)", token)
+    assert (error.sqlstate, error.diag.message_primary) == (sqlstate, "never stored")
+    assert core.value("select last_value from tries") <= 12
+    assert core.value("select count(*) from pgreaper.failures") == 0
+    assert core.value("select count(*) from pgreaper.events where kind <> 'register'") == 0
+    assert core.status()["state"] == "active"
+    core.do("drop trigger bad on holds")
+    assert len(core.expire(token)) == 100
+
+
+def test_a_rule_on_the_target_charges_nobody(core, holds):
+    """A conditional rule makes the UPDATE impossible for PostgreSQL: that is the policy's trouble, not a hold's."""
+    holds.due(20)
+    core.register()
+    core.do("create rule bad as on update to holds where old.customer_email = 'x' do instead nothing")
+    outcomes = core.expire(core.claim()[0].token)
+    assert {outcome for outcome, _ in outcomes.values()} == {"retry"}
+    assert core.value("select count(*) from pgreaper.failures") == 0
+    assert core.status()["state"] == "suspended"
+    assert "0A000" in core.status()["reason"]
+
+
+def test_pending_work_of_the_caller_is_not_blamed_on_holds(committed, core, holds):
+    """Decision 6: in a transaction that the caller has written in, what is deferred stays deferred, ours too."""
+    ids = holds.due(10)
+    core.do(
+        "create table parents (id int primary key)",
+        "create table children (parent int references parents initially deferred)",
+    )
+    core.register()
+    token = core.claim()[0].token
+    with core.connection.transaction():
+        core.do("insert into children values (1)")
+        outcomes = core.expire(token)
+        core.do("insert into parents values (1)")
+    assert {outcome for outcome, _ in outcomes.values()} == {"expired"}
+    assert [holds.states()[id_] for id_ in ids] == ["expired"] * 10
+
+    # And when the caller's own work is what is wrong, the commit fails, and it fails whole.
+    holds.due(5)
+    token = core.claim(rescan=True)[0].token
+    with pytest.raises(psycopg.errors.ForeignKeyViolation), core.connection.transaction():
+        core.do("insert into children values (2)")
+        core.expire(token)
+    assert core.value("select count(*) from pgreaper.failures") == 0
+    assert sum(state == "held" for state in holds.states().values()) == 5
+
+
+def test_what_the_caller_does_afterwards_is_deferred_as_before(committed, core, holds):
+    """An expire that comes first in a transaction leaves the constraints of what follows as it found them."""
+    holds.due(3)
+    core.do(
+        "create table parents (id int primary key)",
+        "create table children (parent int references parents initially deferred)",
+        'create schema "Odd one"',
+        'create table "Odd one".numbers (n int constraint "alone, too" unique deferrable initially deferred)',
+        'insert into "Odd one".numbers values (1), (2)',
+    )
+    core.register()
+    token = core.claim()[0].token
+    with core.connection.transaction():
+        assert len(core.expire(token)) == 3
+        core.do("insert into children values (1)", "insert into parents values (1)")
+        core.do('update "Odd one".numbers set n = 3 - n')
+        core.do('insert into "Odd one".numbers values (1)', 'delete from "Odd one".numbers where n = 1')
+    assert core.value("select count(*) from children") == 1
+
+
+def test_c089_a_good_batch_needs_a_handful_of_subtransactions(core, holds):
+    """Whoever has more than 64 slows every session of the server."""
+    holds.due(500)
+    core.do(*trigger("raise exception 'no';"))
+    core.register()
+    core.expire(core.claim(batch=500)[0].token)
+    assert live(core) <= 2
+
+
+@pytest.mark.parametrize("place", [0, 1, 249, 250, 333, 498, 499])
+def test_c089_one_guilty_hold_in_500_stays_far_below_64(core, holds, place):
+    """Halving: what was written is written by a dozen or so subtransactions."""
+    ids = holds.due(500)
+    spoil(core, [ids[place]])
+    core.do(*trigger("raise exception 'no';"))
+    core.register()
+    core.expire(core.claim(batch=500)[0].token)
+    assert 2 <= live(core) <= 24
+    assert len(dead(core)) == 1
+
+
+def live(core) -> int:
+    """How many subtransactions have written what is expired: a row knows who wrote it."""
+    count = core.value("select count(distinct xmin::text) from holds where status = 'expired'")
+    assert isinstance(count, int)
+    return count
+
+
+def test_c034_a_retry_of_many_that_fail_together_is_spread(core, holds, set_clock):
+    """They failed in the same instant; they do not come back in the same instant."""
+    ids = holds.due(200)
+    holds.due(20)
+    spoil(core, ids)
+    core.do(*trigger("raise exception 'no';"))
+    core.register(permanent_attempts=5, backoff_base="10 seconds", backoff_cap="1 hour")
+    core.do("update holds set expires_at = expires_at - interval '1 day' where customer_email <> 'guilty'")
+    core.expire(core.claim()[0].token)
+    waits = core.column("select extract(epoch from not_before - failed_at)::float8 from pgreaper.retries")
+    assert len(waits) == 200
+    assert 20 <= min(waits) < 21.5
+    assert 28.5 < max(waits) <= 30
+    assert len({round(wait, 3) for wait in waits}) > 150
+
+
+def test_c090_a_full_batch_of_failing_holds_does_not_spin(committed, core, holds):
+    """A run ends although there is no backoff at all: nobody is tried twice in it."""
+    ids = holds.due(10)
+    spoil(core, ids)
+    core.do("create sequence tries", *trigger("perform nextval('public.tries'); raise exception 'no';"))
+    core.register(batch=10, permanent_attempts=100, backoff_base="1 microsecond", backoff_cap="1 microsecond")
+    core.refused("call pgreaper.reaper_sweep()")  # suspended
+    assert core.value("select last_value from tries") < 60
+    core.do("update pgreaper.cursors set suspended_until = now() - interval '1 second'")
+    core.refused("call pgreaper.reaper_sweep()")
+    assert core.value("select last_value from tries") < 120
+
+    # Not many enough to suspend anything, so they are charged and due again at once.
+    core.do("delete from holds where id > 5", "update pgreaper.cursors set failing_at = null, suspended_until = null")
+    core.value("call pgreaper.reaper_sweep()")
+    assert core.column("select distinct attempts from pgreaper.failures") == [1]
+    core.value("call pgreaper.reaper_sweep()")
+    assert core.column("select distinct attempts from pgreaper.failures") == [2]
+
+
+def test_c090_claims_of_a_failing_batch_take_turns_with_fresh_holds(core, holds, set_clock):
+    """Without any backoff, retries never keep fresh holds from their turn."""
+    ids = holds.due(5)
+    holds.due(30)
+    spoil(core, ids)
+    core.do(*trigger("raise exception 'no';"))
+    core.register(batch=5, permanent_attempts=1000, backoff_base="1 microsecond", backoff_cap="1 microsecond")
+    for _ in range(20):
+        claim = core.claim()
+        if claim:
+            core.expire(claim[0].token)
+    assert sum(state == "expired" for state in holds.states().values()) == 30
+    assert sum(state == "held" for state in holds.states().values()) == 5
+
+
+SLOW = "perform pg_sleep(0.05);"
+
+
+def test_c025_a_batch_holds_its_rows_only_as_long_as_its_triggers_need(committed, core, holds, connect):
+    """The lock on a row ends with the step: `batch` bounds it, and an application waits no longer than one step."""
+    holds.due(12)
+    core.do(
+        f"create function slow() returns trigger language plpgsql as $$ begin {SLOW} return new; end $$",
+        "create trigger slow before update on holds for each row execute function slow()",
+    )
+    core.register()
+    sweeper, application = Session(connect(), connect()), connect()
+    try:
+        answer = sweeper.start("call pgreaper.reaper_sweep(batch => 2)")
+        waits = []
+        while not answer.done():
+            [(before,)] = application.execute("select clock_timestamp()").fetchall()
+            application.execute("update holds set customer_email = customer_email where id = 1")
+            [(after,)] = application.execute("select clock_timestamp()").fetchall()
+            waits.append(after - before)
+        answer.result()
+    finally:
+        sweeper.close()
+    assert max(waits) < timedelta(seconds=0.6), "a step of two holds took a tenth of a second, twelve would take 0.6"
+    core.value("call pgreaper.reaper_sweep()")  # hold 1, in case that it was ours whenever its turn came
+    assert set(holds.states().values()) == {"expired"}
+
+
+def test_c026_a_batch_that_is_too_slow_for_the_timeout_makes_progress_when_smaller(committed, core, holds):
+    """C069 too: a canceled call changes nothing and charges nobody; half of it fits."""
+    ids = holds.due(16)
+    core.do(
+        "create table children (hold bigint, seen boolean default false)",
+        "insert into children select h.id, false from holds h, generate_series(1, 100)",
+        "create function slow() returns trigger language plpgsql as $$ begin"
+        " update public.children set seen = true where hold = new.id; perform pg_sleep(0.03); return new; end $$",
+        "create trigger slow before update on holds for each row execute function slow()",
+    )
+    core.register()
+    core.do("set statement_timeout = '300ms'")
+    size, sizes = 16, []
+    while claim := core.claim(batch=size, rescan=True):
+        sizes.append(len(claim))
+        assert len(sizes) < 20
+        try:
+            core.expire(claim[0].token)
+        except psycopg.errors.QueryCanceled:
+            assert core.value("select pgreaper.reaper_release(%s)", claim[0].token) == len(claim)
+            size = max(1, size // 2)
+    assert sizes[0] == 16
+    assert sizes[-1] <= 8
+    assert core.value("select count(*) from pgreaper.failures") == 0
+    assert [holds.states()[id_] for id_ in ids] == ["expired"] * 16
+    assert core.value("select count(*) from children where not seen") == 0
+
+
+def test_c069_a_sweep_under_a_roles_timeout_keeps_what_it_has_committed(committed, core, holds):
+    """The timeout cancels the call; every step before it is done, so each run gets further."""
+    holds.due(40)
+    core.do(
+        "create function slow() returns trigger language plpgsql as $$ begin perform pg_sleep(0.02); return new; end $$",
+        "create trigger slow before update on holds for each row execute function slow()",
+        "create role hasty superuser",
+        "alter role hasty set statement_timeout = '300ms'",
+    )
+    core.register()
+    try:
+        core.do("set role hasty", "set statement_timeout = '300ms'")
+        left = [40]
+        while left[-1]:
+            assert len(left) < 20
+            try:
+                core.value("call pgreaper.reaper_sweep(batch => 4)")
+            except psycopg.errors.QueryCanceled:
+                pass
+            left.append(sum(state == "held" for state in holds.states().values()))
+            assert left[-1] < left[-2], "no progress"
+        assert len(left) > 2
+    finally:
+        core.do("reset role", "drop role hasty")
+    assert core.value("select count(*) from pgreaper.failures") == 0
+
+
+@pytest.mark.parametrize("how", ["lock timeout", "deadlock", "serialization"])
+def test_c033_who_waits_for_somebodys_lock_is_not_charged(committed, core, holds, connect, how):
+    """40001, 40P01 and 55P03, the second and third by somebody who really is in the way: nobody is charged."""
+    ids = holds.due(6)
+    core.do("create table stock (id int primary key, n int)", "insert into stock values (1, 6)")
+    body = "update public.stock set n = n + 1 where id = 1;"
+    if how == "serialization":
+        body = "raise exception using errcode = '40001';"
+    spoil(core, [ids[3]])
+    core.do(*trigger(body))
+    core.register()
+    other = connect()
+    with other.transaction():
+        other.execute("update stock set n = 0 where id = 1")
+        if how == "deadlock":
+            core.do("set deadlock_timeout = '10ms'")  # found before lock_timeout would end it
+        outcomes = core.expire(core.claim()[0].token)
+    assert outcomes.pop(str(ids[3])) == ("locked", None)
+    assert {outcome for outcome, _ in outcomes.values()} == {"expired"}
+    assert core.value("select count(*) from pgreaper.failures") == 0
+    if how != "serialization":
+        assert core.run() == {str(ids[3]): "expired"}
+
+
+def test_c023_a_forgotten_transaction_keeps_one_hold_and_is_seen(committed, core, holds, connect):
+    """The others expire in the first run, the preview counts what is locked, and the end of the lock ends it."""
+    ids = holds.due(3)
+    core.register()
+    forgotten = connect()
+    with forgotten.transaction():
+        forgotten.execute("update holds set customer_email = customer_email where id = %s", (ids[0],))
+        assert core.value("call pgreaper.reaper_sweep()") == 2
+        assert (core.preview()["due"], core.preview()["locked"]) == (1, 1)
+        status = core.status()
+        assert (status["state"], status["due"], status["dead"], status["retrying"]) == ("active", 1, 0, 0)
+        assert status["oldest_due"] > "00:59"
+        assert core.rows("select invariant, found from pgreaper.reaper_verify() where not holds") == []
+    assert core.value("call pgreaper.reaper_sweep()") == 1
