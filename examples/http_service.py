@@ -38,6 +38,7 @@ def release(call: Call) -> None:
         with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310
             answer.read()
     except HTTPError as error:
+        error.close()
         if error.code == 409:
             return  # The service has done it already: the reply of an earlier call got lost.
         if error.code == 429 or error.code >= 500:

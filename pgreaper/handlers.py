@@ -64,6 +64,7 @@ SAME: Final = 8
 # Trouble of the network that Python does not count among ConnectionError.
 _UNREACHABLE: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
 _KEY_LENGTH: Final = 200
+_WANTED: Final = "A handler is a function, or an async function, of one Call."
 
 
 # -- what a handler sees
@@ -167,7 +168,7 @@ def load(name: str) -> Handler:
             ) from None
     what = _unfit(found)
     if what is not None:
-        raise InvalidInput(f"{shown} {what}", hint="A handler is a function, or an async function, of one Call.")
+        raise InvalidInput(f"{shown} {what}", hint=_WANTED)
     return found  # type: ignore[no-any-return]
 
 
@@ -191,11 +192,11 @@ def _module(name: str) -> Any:
     ) from failure
 
 
-def _near(name: str, names: Iterable[str]) -> str | None:
+def _near(name: str, names: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(name, [n for n in names if not n.startswith("_")], 1)
-    return f"Did you mean {near[0]}?" if near else None
+    return f"Did you mean {near[0]}?" if near else _WANTED
 
 
 def _unfit(found: Any) -> str | None:
@@ -289,6 +290,7 @@ class Pool:
     def __init__(self, handler: Handler, concurrency: int) -> None:
         self.concurrency = concurrency
         self.running: dict[int, Call] = {}
+        self.gave_up = False
         self._handler = handler
         self._is_async = _is_async(handler)
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
@@ -326,6 +328,7 @@ class Pool:
     def give_up(self, calls: Iterable[Call]) -> None:
         """Tell calls that their lease is lost: the event is set, and a coroutine is cancelled.  From any thread."""
         for call in calls:
+            self.gave_up = True
             call.lease_lost.set()
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._cancel, call)

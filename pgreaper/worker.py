@@ -414,9 +414,9 @@ class Worker:
         return self.result
 
     @property
-    def has_calls(self) -> bool:
-        """Whether a call of the handler was left behind and may still run."""
-        return self._pool is not None and bool(self._pool.running)
+    def left_calls_behind(self) -> bool:
+        """Whether a call of the handler was given up: it may still run, or what it began in another thread."""
+        return self._pool is not None and self._pool.gave_up
 
     def _begin(self) -> None:
         if self.settings.handler is not None:

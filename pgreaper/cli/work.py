@@ -105,7 +105,7 @@ def work(
         emit("work", **_document(run))
     else:
         _tell(run)
-    if worker.has_calls:
+    if worker.left_calls_behind:
         # A handler that hangs, perhaps in a thread of its own making, must not keep the process.
         sys.stdout.flush()
         sys.stderr.flush()

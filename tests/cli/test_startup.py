@@ -14,7 +14,7 @@ from tests.cli.conftest import environment
 HEAVY = {
     *("rich", "alembic", "sqlalchemy", "mako", "difflib"),
     *("pgreaper.records", "pgreaper.render", "pgreaper.targets", "pgreaper.schema", "pgreaper.alembic"),
-    *("pgreaper.demo", "pgreaper.embedded", "pgreaper.cli.install"),
+    *("pgreaper.demo", "pgreaper.embedded", "pgreaper.cli.install", "pgreaper.handlers"),
 }
 CODE = """
 import sys

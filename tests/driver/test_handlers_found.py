@@ -14,7 +14,7 @@ from urllib.error import URLError
 import pytest
 
 from pgreaper.errors import InvalidInput
-from pgreaper.handlers import DeadLetter, Pool, Retry, Skip, idempotency_key, judge, load
+from pgreaper.handlers import Call, DeadLetter, Pool, Retry, Skip, idempotency_key, judge, load
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -222,7 +222,7 @@ def test_a_pool_leaves_nothing_behind():
     before = set(threading.enumerate())
     for handler in (lambda call: None, coroutine):
         pool = Pool(handler, 3)
-        pool.start(Any)  # type: ignore[arg-type]
+        pool.start(Call("p", "k", MOMENT, 1, {}, "p/k"))
         while pool.running:
             pool.wait(1)
             pool.finished()

@@ -13,6 +13,7 @@ import pytest
 
 from examples.http_service import release
 from pgreaper.api import DEAD_LETTER, EXPIRED, RETRY
+from tests.driver.test_handlers import one, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,7 +64,10 @@ class Service:
             def log_message(self, *arguments: object) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 64
+
+        self.server = Server(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -81,7 +85,6 @@ class Service:
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     service = Service()
     monkeypatch.setenv("SEATS_URL", service.url)
-    monkeypatch.setenv("SEATS_TIMEOUT", "0.3")
     yield service
     service.close()
 
@@ -131,18 +134,20 @@ def test_the_service_hears_of_each_hold_before_it_expires(db, holds, due, work, 
     ("trouble", "error_class"),
     [
         ("hang", "TimeoutError"),
-        ("die", "RemoteDisconnected"),
+        ("die", "Retry"),
         ("cut", "Retry"),
         (500, "Retry"),
         (429, "Retry"),
     ],
 )
 def test_trouble_that_passes_costs_an_attempt_and_then_the_hold_expires(
-    db, holds, due, until_done, service, trouble, error_class
+    db, holds, due, until_done, service, monkeypatch, trouble, error_class
 ):
     """One request meets it, the next does not: a retry with the same idempotency key, and the effect is there once."""
     due(1)
     service.behaviour = lambda n: trouble if n == 1 else 204
+
+    monkeypatch.setenv("SEATS_TIMEOUT", "0.3" if trouble == "hang" else "10")
 
     outcomes = until_done()
 
@@ -152,6 +157,23 @@ def test_trouble_that_passes_costs_an_attempt_and_then_the_hold_expires(
     assert len({key for key, _ in service.requests}) == 1
     events = db.execute("select kind, error_class from pgreaper.events where token is not null").fetchall()
     assert events == [("retry", error_class)]
+
+
+def test_a_slow_service_is_waited_for(db, connect, holds, work, service):
+    """It answers after more than a lease: one request, the lease is renewed meanwhile, nobody is charged."""
+    holds.due(1)
+    holds.register(lease="1 second")
+    watcher = connect()
+
+    def answer(n: int) -> int:
+        wait_for(lambda: one(watcher, "select claim_until - claimed_at > '2.1 seconds' from pgreaper.claims"))
+        return 204
+
+    service.behaviour = answer
+    run, _ = work(handler=release)
+
+    assert (run.expired, run.exit_code, len(service.requests)) == (1, 0, 1)
+    assert one(db, "select count(*) from pgreaper.events where token is not null") == 0
 
 
 def test_a_service_that_is_down_uses_up_the_budget(db, holds, due, until_done, service, monkeypatch):
