@@ -4,7 +4,8 @@
 -- it, until max_attempts; anything else is a dead letter after permanent_attempts.
 -- With `final` it is a dead letter at once; `retry_in` replaces the computed delay; what is
 -- not `charged` is put off and costs no attempt.
--- A failure of an earlier incarnation (another deadline) is replaced.
+-- A failure of an earlier incarnation (another deadline) is replaced.  One that came since
+-- the claim began is of a later incarnation: it stays, and this failure is an event only.
 --
 -- Promises
 --   * Attempts of an incarnation never go down.
@@ -32,11 +33,12 @@ as $function$
 declare
   v_attempt constant integer := case when _fail.charged then 1 else 0 end;
   v_budget constant integer := case
-    when not _fail.charged then 2147483647
+    when not _fail.charged then null
     when _fail.final then 0
     when _fail.transient then policy.max_attempts
     else policy.permanent_attempts
   end;
+  v_since constant timestamptz := (select c.claimed_at from pgreaper.claims as c where c.token = _fail.token);
 begin
   return query
     with failed as (
@@ -49,24 +51,29 @@ begin
        order by k.key
       on conflict (policy_id, key) do update
          set deadline = excluded.deadline,
-             attempts = case when f.deadline = excluded.deadline then f.attempts + v_attempt else v_attempt end,
+             attempts = case when f.deadline = excluded.deadline then least(f.attempts, 2147483647 - v_attempt) + v_attempt
+                             else v_attempt end,
              first_seen_at = case when f.deadline = excluded.deadline then f.first_seen_at else excluded.first_seen_at end,
              failed_at = excluded.failed_at,
              not_before = pgreaper._not_before(policy, _fail.clock,
-               case when f.deadline = excluded.deadline then f.attempts + v_attempt else v_attempt end, v_budget, _fail.retry_in),
+               case when f.deadline = excluded.deadline then least(f.attempts, 2147483647 - v_attempt) + v_attempt
+                    else v_attempt end, v_budget, _fail.retry_in),
              discarded_at = null,
              error_class = excluded.error_class,
              sqlstate = excluded.sqlstate,
              constraint_name = excluded.constraint_name
        -- Somebody charged it after this call began: two sweeps met, and one attempt was it.
-       where f.deadline <> excluded.deadline or f.failed_at <= excluded.failed_at
+       where case when f.deadline = excluded.deadline then f.failed_at <= excluded.failed_at
+                  else v_since is null or f.failed_at < v_since end
       returning f.key, f.deadline, f.attempts, case when f.not_before = 'infinity' then 'dead-letter' else 'retry' end as kind
     ), recorded as (
       insert into pgreaper.events
         (policy_id, key, deadline, kind, worker, token, at, attempts, error_class, sqlstate, constraint_name)
-      select policy.policy_id, f.key, f.deadline, f.kind, _fail.worker, _fail.token, _fail.clock, f.attempts,
-             _fail.error_class, _fail.sqlstate, _fail.constraint_name
-        from failed as f
+      select policy.policy_id, k.key, k.deadline, coalesce(f.kind, 'retry'), _fail.worker, _fail.token, _fail.clock,
+             coalesce(f.attempts, v_attempt), _fail.error_class, _fail.sqlstate, _fail.constraint_name
+        from unnest(_fail.keys, _fail.deadlines) as k (key, deadline)
+        left join failed as f on f.key = k.key
+       where f.key is not null or _fail.token is not null
     )
     select k.key, coalesce(f.kind, 'retry'), null::text
       from unnest(_fail.keys) as k (key)

@@ -47,7 +47,7 @@ begin
            and not exists (select from pgreaper.claims as c
                             where c.policy_id = f.policy_id and c.finished_at is null and f.key = any (c.keys))
          order by f.not_before
-         limit greatest(1, _retries.wanted >> least(3 * v_attempts, 30))
+         limit greatest(1, _retries.wanted >> 3 * least(v_attempts, 10))
       ) as r;
 
     execute format(
@@ -77,7 +77,7 @@ begin
        and f.key = moot.key;
 
     if cardinality(v_batch.keys) > 0 then
-      v_batch.attempt := v_attempts + 1;
+      v_batch.attempt := least(v_attempts, 2147483646) + 1;
       v_batch.origin := 'retry';
       return v_batch;
     elsif not found then

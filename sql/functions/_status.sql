@@ -45,8 +45,8 @@ begin
   v_suspicion := pgreaper._suspicion(policy, v_cursor);
   if v_suspicion.suspect and state = 'active' then
     state := 'suspended';
-    reason := format('every hold fails alike: %s (SQLSTATE %s)',
-      pgreaper._error_class(v_cursor.failing_sqlstate), v_cursor.failing_sqlstate);
+    reason := format('every hold fails alike: %s%s',
+      pgreaper._error_class(v_cursor.failing_sqlstate), ' (SQLSTATE ' || v_cursor.failing_sqlstate || ')');
   end if;
 
   begin

@@ -1,7 +1,7 @@
 -- _suspend: holds failed alike and none succeeded: is it them, or the policy?
 --
 -- A CHECK that forgot the new status or a broken trigger fails every hold, and the holds
--- are innocent.  So the first time nobody is charged and the policy rests; it is then
+-- are innocent; so they are when a trigger vetoes all (`sqlstate` NULL).  So the first time nobody is charged and the policy rests; it is then
 -- tried with other holds.  If one of those succeeded since, the guilty are these holds
 -- after all.  If not, the policy rests longer and longer, and goes on by itself when the
 -- cause is gone.
@@ -48,7 +48,8 @@ begin
       from (
         select from pgreaper.failures as f
          where f.policy_id = policy.policy_id
-           and f.sqlstate = _suspend.sqlstate
+           and f.sqlstate is not distinct from _suspend.sqlstate
+           and f.error_class = pgreaper._error_class(_suspend.sqlstate)
            and f.failed_at > coalesce(v_success, '-infinity')
          limit c_same
       ) as f;

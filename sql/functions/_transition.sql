@@ -107,7 +107,11 @@ begin
       v_same := case when v_sqlstate = v_sqlstates[cardinality(v_sqlstates)] then v_same + 1 else 1 end;
       v_failed := v_failed || batch.keys[v_from];
       v_sqlstates := v_sqlstates || v_sqlstate;
-      v_constraints := v_constraints || nullif(v_constraint, '');
+      -- A trigger may pass anything off as the name of a constraint, a value of the row too.
+      v_constraints := v_constraints || case
+        when exists (select from pg_catalog.pg_constraint as c where c.conname = v_constraint)
+          or exists (select from pg_catalog.pg_class as i where i.relname = v_constraint and i.relkind in ('i', 'I')) then v_constraint
+      end;
       if v_same = c_same and cardinality(expired) = 0 then
         v_suspended := pgreaper._suspend(policy, _transition.clock, v_sqlstate, v_same);
         if v_suspended then
@@ -127,6 +131,8 @@ begin
   -- Fewer than that in one batch, but the same all the time since the last success.
   if cardinality(v_failed) = v_same and v_same between 1 and c_same - 1 and cardinality(expired) = 0 then
     v_suspended := pgreaper._suspend(policy, _transition.clock, v_sqlstates[1], v_same);
+  elsif cardinality(v_vetoed) > 0 and cardinality(expired || v_failed) = 0 then
+    v_suspended := pgreaper._suspend(policy, _transition.clock, null, cardinality(v_vetoed));
   end if;
 
   if cardinality(expired) = 0 then
@@ -141,7 +147,7 @@ begin
   others := array(select row(l.key, 'locked', null)::pgreaper.hold_outcome from unnest(v_locked) as l (key));
 
   if v_suspended then
-    others := others || array(select row(f.key, 'retry', null)::pgreaper.hold_outcome from unnest(v_failed) as f (key));
+    others := others || array(select row(f.key, 'retry', null)::pgreaper.hold_outcome from unnest(v_failed || v_vetoed) as f (key));
   elsif cardinality(v_failed) > 0 then
     others := others || array(
       select c
@@ -156,7 +162,7 @@ begin
               constraint_name => f.name) as c);
   end if;
 
-  if cardinality(v_vetoed) > 0 then
+  if cardinality(v_vetoed) > 0 and not v_suspended then
     others := others || array(
       select f
         from (

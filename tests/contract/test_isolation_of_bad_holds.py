@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 
 import psycopg
@@ -20,13 +21,14 @@ OCCUPIED = "insert into holds (status, expires_at, customer_email) values ('expi
 
 def trigger(body: str, *, when: str = "before", deferred: bool = False) -> list[str]:
     """A row trigger whose body runs for a guilty hold."""
+    function = (
+        f"function bad() returns trigger language plpgsql as $$ begin if {GUILTY} then {body} end if; return new;"
+    )
+    kind = "constraint trigger bad after" if deferred else f"trigger bad {when}"
+    delay = "deferrable initially deferred" if deferred else ""
     return [
-        f"create function bad() returns trigger language plpgsql as $$ begin if {GUILTY} then {body} end if;"
-        " return new; end $$",
-        "create constraint trigger bad after update on holds deferrable initially deferred"
-        " for each row execute function bad()"
-        if deferred
-        else f"create trigger bad {when} update on holds for each row execute function bad()",
+        f"create {function} end $$",
+        f"create {kind} update on holds {delay} for each row execute function bad()",
     ]
 
 
@@ -320,9 +322,10 @@ def test_pending_work_of_the_caller_is_not_blamed_on_holds(committed, core, hold
     # And when the caller's own work is what is wrong, the commit fails, and it fails whole.
     holds.due(5)
     token = core.claim(rescan=True)[0].token
-    with pytest.raises(psycopg.errors.ForeignKeyViolation), core.connection.transaction():
-        core.do("insert into children values (2)")
-        core.expire(token)
+    core.do("begin", "insert into children values (2)")
+    core.expire(token)
+    with pytest.raises(psycopg.errors.ForeignKeyViolation):
+        core.do("commit")
     assert core.value("select count(*) from pgreaper.failures") == 0
     assert sum(state == "held" for state in holds.states().values()) == 5
 
@@ -397,17 +400,20 @@ def test_c090_a_full_batch_of_failing_holds_does_not_spin(committed, core, holds
     spoil(core, ids)
     core.do("create sequence tries", *trigger("perform nextval('public.tries'); raise exception 'no';"))
     core.register(batch=10, permanent_attempts=100, backoff_base="1 microsecond", backoff_cap="1 microsecond")
-    core.refused("call pgreaper.reaper_sweep()")  # suspended
+    sweep = "call pgreaper.reaper_sweep()"
+    with pytest.raises(psycopg.errors.RaiseException, match="suspended"):
+        core.value(sweep)
     assert core.value("select last_value from tries") < 60
     core.do("update pgreaper.cursors set suspended_until = now() - interval '1 second'")
-    core.refused("call pgreaper.reaper_sweep()")
+    with pytest.raises(psycopg.errors.RaiseException, match="suspended"):
+        core.value(sweep)
     assert core.value("select last_value from tries") < 120
 
     # Not many enough to suspend anything, so they are charged and due again at once.
     core.do("delete from holds where id > 5", "update pgreaper.cursors set failing_at = null, suspended_until = null")
-    core.value("call pgreaper.reaper_sweep()")
+    core.value(sweep)
     assert core.column("select distinct attempts from pgreaper.failures") == [1]
-    core.value("call pgreaper.reaper_sweep()")
+    core.value(sweep)
     assert core.column("select distinct attempts from pgreaper.failures") == [2]
 
 
@@ -486,7 +492,8 @@ def test_c069_a_sweep_under_a_roles_timeout_keeps_what_it_has_committed(committe
     """The timeout cancels the call; every step before it is done, so each run gets further."""
     holds.due(40)
     core.do(
-        "create function slow() returns trigger language plpgsql as $$ begin perform pg_sleep(0.02); return new; end $$",
+        "create function slow() returns trigger language plpgsql as"
+        " $$ begin perform pg_sleep(0.02); return new; end $$",
         "create trigger slow before update on holds for each row execute function slow()",
         "create role hasty superuser",
         "alter role hasty set statement_timeout = '300ms'",
@@ -497,10 +504,8 @@ def test_c069_a_sweep_under_a_roles_timeout_keeps_what_it_has_committed(committe
         left = [40]
         while left[-1]:
             assert len(left) < 20
-            try:
+            with suppress(psycopg.errors.QueryCanceled):
                 core.value("call pgreaper.reaper_sweep(batch => 4)")
-            except psycopg.errors.QueryCanceled:
-                pass
             left.append(sum(state == "held" for state in holds.states().values()))
             assert left[-1] < left[-2], "no progress"
         assert len(left) > 2
