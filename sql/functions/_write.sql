@@ -87,8 +87,8 @@ begin
     (policy.policy_id, _write.token, _write.worker, _write.clock, policy.expired, cardinality(done), done, v_deadlines,
      v_first, last_deadline, pgreaper._lateness(_write.clock - policy.grace, v_deadlines, v_first, last_deadline));
 
-  if exists (select from pgreaper.failures as f
-              where f.policy_id = policy.policy_id and f.deadline between v_first and last_deadline) then
+  -- Failures of earlier incarnations too: nobody has to look at what has expired since.
+  if exists (select from pgreaper.failures as f where f.policy_id = policy.policy_id) then
     delete from pgreaper.failures as f where f.policy_id = policy.policy_id and f.key = any (done);
   end if;
 end;
