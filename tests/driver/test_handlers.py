@@ -49,6 +49,8 @@ class Seen:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.most = 0
+        self.limit = 0
+        self.too_many = threading.Event()
         self._running = 0
         self._lock = threading.Lock()
 
@@ -62,6 +64,8 @@ class Seen:
             self.calls.append(call)
             self._running += 1
             self.most = max(self.most, self._running)
+            if self._running > self.limit > 0:
+                self.too_many.set()
         try:
             yield
         finally:
@@ -138,11 +142,13 @@ def test_sync_calls_run_up_to_the_limit_at_once(holds, work, seen, concurrency):
     """As many as were allowed run at the same time, and never one more."""
     holds.due(5 * concurrency)
     holds.register()
+    seen.limit = concurrency
     together = threading.Barrier(concurrency)
 
     def handler(call: Call) -> None:
         with seen.call(call):
             together.wait(timeout=10)  # broken, and so a failure, unless that many run at once
+            seen.too_many.wait(0.05)  # time for one more to begin, if it may
 
     run, _ = work(handler=handler, concurrency=concurrency)
 
@@ -154,6 +160,7 @@ def test_async_calls_run_up_to_the_limit_at_once(holds, work, seen, concurrency)
     """The same on the event loop."""
     holds.due(5 * concurrency)
     holds.register()
+    seen.limit = concurrency
     waiting: list[asyncio.Event] = []
 
     async def handler(call: Call) -> None:
@@ -164,9 +171,8 @@ def test_async_calls_run_up_to_the_limit_at_once(holds, work, seen, concurrency)
                 for other in waiting:
                     other.set()
                 waiting.clear()
-            await asyncio.wait_for(event.wait(), 10)
-            for _ in range(5):
-                await asyncio.sleep(0)
+            await asyncio.wait_for(event.wait(), 2)
+            await asyncio.to_thread(seen.too_many.wait, 0.05)
 
     run, _ = work(handler=handler, concurrency=concurrency)
 
@@ -291,15 +297,17 @@ def test_c010_without_renewal_there_is_no_final_write(db, holds, work, seen, blo
     """The renewal is blocked for a whole lease: the call is told, and its success is not written by that token."""
     holds.due(1)
     holds.register(lease="1 second")
+    told = []
 
     def handler(call: Call) -> None:
         with seen.call(call):
             if len(seen.calls) == 1:
                 blocker = blocked()
-                assert call.lease_lost.wait(10)
+                told.append(call.lease_lost.wait(5))
                 blocker.rollback()
 
     _, lines = work(handler=handler)
+    assert told == [True]
     assert any("could not be renewed" in line for line in lines)
     set_clock(timedelta(hours=1))
     work(handler=handler)
@@ -323,7 +331,7 @@ def test_a_call_that_does_not_listen_is_not_doubled(db, holds, work, seen, block
         with seen.call(call):
             if len(seen.calls) == 1:
                 blocker = blocked()
-                assert call.lease_lost.wait(10)
+                call.lease_lost.wait(5)
                 blocker.rollback()
                 wait_for(lambda: one(blocker, "select count(*) from pgreaper.failures"))
 
