@@ -4,18 +4,22 @@
 #   make test   ruff, mypy and the test suite, on a real PostgreSQL
 #   make venv   only the set-up: .venv with the locked packages and this checkout
 #   make lint   ruff and mypy
+#   make chaos  a minute of work under blows (SIGKILL, crashes, a bad network), then an audit
 #   make bench  how fast, beside the UPDATE one would write by hand: bench/RESULTS.md
 #   make wheel  sdist and wheel in dist/
 #   make lock   resolve requirements.lock again from pyproject.toml
 #   make clean  remove what the targets made
 #
-# Variables: PYTHON (an interpreter), PYTEST (arguments, e.g. PYTEST="-k claim -x").
+# Variables: PYTHON (an interpreter), PYTEST (arguments, e.g. PYTEST="-k claim -x"),
+# SECONDS and SEED of the chaos (SEED=17 repeats the decisions of a run that had 17).
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTHON ?=
 PYTEST ?=
+SECONDS ?= 60
+SEED ?=
 
 # A version manager may leave commands on PATH that do not run: try, then trust.
 FIND_PYTHON = for python in "$(PYTHON)" python3.13 python3.12 python3.11 python3; do \
@@ -29,7 +33,7 @@ FIND_PYTHON = for python in "$(PYTHON)" python3.13 python3.12 python3.11 python3
 
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 
-.PHONY: demo test venv lint bench wheel lock clean
+.PHONY: demo test venv lint chaos bench wheel lock clean
 
 demo: venv
 	@$(BIN)/pgreaper demo
@@ -51,6 +55,9 @@ $(READY): requirements.lock pyproject.toml
 	@$(PIP) install --require-hashes --requirement requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
+
+chaos: venv
+	@$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 bench: venv
 	@$(BIN)/python bench/speed.py
