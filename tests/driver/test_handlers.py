@@ -161,17 +161,15 @@ def test_async_calls_run_up_to_the_limit_at_once(holds, work, seen, concurrency)
     holds.due(5 * concurrency)
     holds.register()
     seen.limit = concurrency
-    waiting: list[asyncio.Event] = []
+    together = asyncio.Barrier(concurrency)
 
     async def handler(call: Call) -> None:
         with seen.call(call):
-            event = asyncio.Event()
-            waiting.append(event)
-            if len(waiting) == concurrency:
-                for other in waiting:
-                    other.set()
-                waiting.clear()
-            await asyncio.wait_for(event.wait(), 2)
+            try:
+                await asyncio.wait_for(together.wait(), 5)
+            except TimeoutError:
+                await together.abort()
+                raise
             await asyncio.to_thread(seen.too_many.wait, 0.05)
 
     run, _ = work(handler=handler, concurrency=concurrency)
@@ -486,26 +484,23 @@ def test_a_hold_consumed_during_its_call_is_left_alone(db, connect, holds, work)
 
 def test_a_locked_hold_is_not_called_for_again(connect, holds, work, seen):
     """The handler is done with it and only the row is not to be had: the transition is tried again, the call is not."""
-    holds.due(2)
+    holds.due(1)
     holds.register()
     application, watcher = connect(autocommit=False), connect()
-    has_returned = threading.Event()
+
+    def let_go() -> None:
+        tried = f"select query like '%reaper_expire%' and state = 'idle' from pg_stat_activity where {WORKER}"
+        wait_for(lambda: one(watcher, tried))
+        application.rollback()
 
     def handler(call: Call) -> None:
         with seen.call(call):
-            if call.key == "1":
-                application.execute("select from holds where id = 1 for update")
-                has_returned.set()
-                return
-            has_returned.wait(10)
-            tried = f"select query like '%%reaper_expire%%' and state = 'idle' from pg_stat_activity where {WORKER}"
-            wait_for(lambda: one(watcher, tried.replace("%%", "%")))
-            application.rollback()
+            application.execute("select from holds where id = 1 for update")
+            threading.Thread(target=let_go).start()
 
-    run, _ = work(handler=handler, concurrency=2)
+    run, _ = work(handler=handler)
 
-    assert (run.outcomes, run.policies["holds"].claims) == ({EXPIRED: 2}, 1)
-    assert seen.keys == ["1", "2"]
+    assert (run.outcomes, run.policies["holds"].claims, seen.keys) == ({EXPIRED: 1}, 1, ["1"])
 
 
 def test_holds_that_stay_locked_end_the_run(connect, holds, work, seen):
@@ -538,18 +533,25 @@ def test_a_handler_that_always_fails_does_not_kill_every_hold(db, holds, work, s
     assert any("times in a row" in line and "KeyError" in line for line in lines)
 
 
-def test_a_transition_that_fails_for_all_stops_the_calls(db, holds, work, seen):
+def test_a_transition_that_fails_for_all_stops_the_calls(db, connect, holds, work, seen):
     """The policy is suspended: no more calls for holds that cannot be expired, nobody is charged, exit 1."""
     db.execute("alter table holds add constraint never_expired check (status <> 'expired')")
-    holds.due(500)
+    holds.due(300)
     holds.register(permanent_attempts=9)
+    watcher, lock = connect(), threading.Lock()
 
-    run, lines = work(handler=lambda call: seen.calls.append(call))
+    def handler(call: Call) -> None:
+        with seen.call(call):
+            if len(seen.calls) > 8:
+                with lock:
+                    wait_for(lambda: one(watcher, "select failing_at is not null from pgreaper.cursors"))
+
+    run, lines = work(handler=handler, batch=200)
 
     assert run.exit_code == 1
     assert run.policies["holds"].suspended
     assert any("is suspended" in line and "23514" in line for line in lines)
-    assert len(seen.calls) <= 64
+    assert len(seen.calls) <= 32
     assert one(db, "select count(*) from pgreaper.dead_letters") == 0
 
 
