@@ -36,7 +36,8 @@ def _filters(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _choose(*, everything: bool, **filters: str | None) -> None:
-    if not everything and not any(filters.values()):
+    # A key may be the empty string.
+    if not everything and all(value is None for value in filters.values()):
         raise click.UsageError("name the dead letters: --key, --error-class, --older-than, or --all")
 
 

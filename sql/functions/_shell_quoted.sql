@@ -5,7 +5,7 @@ language sql
 immutable
 security invoker
 as $function$
-  select case when _shell_quoted.word ~ '^[A-Za-z0-9_./:@%+=,][A-Za-z0-9_./:@%+=,-]*$' then _shell_quoted.word
+  select case when _shell_quoted.word ~ '^[A-Za-z0-9_./:@%+,][A-Za-z0-9_./:@%+=,-]*$' then _shell_quoted.word
               else '''' || replace(_shell_quoted.word, '''', '''"''"''') || '''' end;
 $function$;
 
