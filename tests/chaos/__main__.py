@@ -12,6 +12,7 @@ import argparse
 import logging
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -161,13 +162,19 @@ class Chaos:
         with self.connect() as connection:
             broken = audit.broken(connection)
             figures = audit.figures(connection)
-        _, said = verify(self.fleet, self.cluster.dsn)
+        said = verify(self.fleet, self.cluster.dsn)
         people: list[Player | Slot | Cron] = [*self.applications, *self.sweeps, self.cron, *self.daemons, *self.crons]
         wrong = [*self.wrong, *(line for one in people for line in one.wrong), *self.fleet.tracebacks()]
+        wrong += [error for error in self.errors() if error.startswith("PANIC") or "cache lookup" in error]
         return (
             broken | ({"pgreaper verify": said} if said else {}) | ({"nobody meets trouble": wrong} if wrong else {}),
             figures,
         )
+
+    def errors(self) -> Counter[str]:
+        """What the server's log complains of: without the rows, they are poison or part of the play."""
+        found = re.findall(r"(?:ERROR|PANIC): .*", self.cluster.log(10**9))
+        return Counter(re.sub(r"[0-9a-f-]{36}|\d+", "#", error) for error in found)
 
     # The blows
 
@@ -311,7 +318,8 @@ def main(argv: list[str]) -> int:
     for name in [name for name in os.environ if name.startswith("PG") and not name.startswith("PGREAPER_PG")]:
         del os.environ[name]
     began = time.monotonic()
-    say(f"chaos for {asked.seconds:g} s, seed {seed}" + (f", planted: {asked.plant}" if asked.plant else ""))
+    planted = f" --plant {asked.plant}" if asked.plant else ""
+    say(f"chaos for {asked.seconds:g} s, seed {seed}{planted}")
     with ExitStack() as stack:
         chaos = Chaos(stack, seed, verbose=asked.verbose)
         with chaos.connect() as connection:
@@ -324,7 +332,7 @@ def main(argv: list[str]) -> int:
             plants.after(asked.plant, connection)
         broken, figures = chaos.judge()
         report(chaos, figures, time.monotonic() - began)
-        log = chaos.cluster.log(15) if broken else ""
+        errors = chaos.errors()
     if not broken:
         say(f"every promise was kept (seed {seed})")
         return 0
@@ -332,8 +340,10 @@ def main(argv: list[str]) -> int:
         say(f"BROKEN: {promise}: {len(examples)}")
         for example in examples[:5]:
             say(f"    {example}")
-    say(f"the server's last words:\n{log}")
-    say(f"broken with seed {seed}: python -m tests.chaos --seconds {asked.seconds:g} --seed {seed}")
+    say("what the server's log complains of:")
+    for error, times in errors.most_common(10):
+        say(f"    {times} times {error}")
+    say(f"broken with seed {seed}: python -m tests.chaos --seconds {asked.seconds:g} --seed {seed}{planted}")
     return 1
 
 
