@@ -552,7 +552,7 @@ class Shift:
         self._pending = [_call(policy, hold) for hold in reversed(holds) if hold.payload is not None or not has_payload]
         # Its row was gone when the payload was read: nothing to call for, the transition says what became of it.
         self._returned = [hold.key for hold in holds if has_payload and hold.payload is None]
-        self._raised: list[tuple[str, BaseException]] = []
+        self._raised: list[tuple[str, Verdict]] = []
         self._running: dict[str, tuple[Call, float]] = {}
         self._settled = 0
         self._locked: list[str] = []
@@ -609,7 +609,8 @@ class Shift:
             now = time.monotonic()
             if now >= self._renew_at:
                 self._renew()
-            if not self._unproven and (now >= self._settle_at or (not self._running and self._settle_at < math.inf)):
+            nothing_follows = not self._running and (self._closing or not self._pending)
+            if not self._unproven and (now >= self._settle_at or (nothing_follows and self._settle_at < math.inf)):
                 self._settle()
             if not self._unproven and now >= self._locked_at:
                 self._try_locked()
@@ -654,9 +655,7 @@ class Shift:
             if mine is None or mine[0] is not call:
                 continue  # Of a lease that was lost.
             del self._running[call.key]
-            if error is None:
-                self.report.same = ("", 0)
-            elif is_fatal(error):
+            if error is not None and is_fatal(error):
                 self.report.fatal = error
                 self._closing = True
                 self._leave_at = min(self._leave_at, time.monotonic() + self._grace)
@@ -666,10 +665,28 @@ class Shift:
 
     def _ended(self, hold: str, error: BaseException | None) -> None:
         if error is None:
+            self.report.same = ("", 0)
             self._returned.append(hold)
         else:
-            self._raised.append((hold, error))
+            verdict = judge(error)
+            if self._blames_the_handler(verdict):
+                return  # Neither told nor charged: given back with the rest.
+            self._raised.append((hold, verdict))
         self._settle_at = min(self._settle_at, time.monotonic() + _SETTLE_AFTER)
+
+    def _blames_the_handler(self, verdict: Verdict) -> bool:
+        """Whether so many calls in a row failed alike, for good, that this hold is not to be blamed any more."""
+        if verdict.transient or verdict.final or not verdict.charged:
+            return False
+        name, times = self.report.same
+        times = times + 1 if name == verdict.error_class else 1
+        self.report.same = (verdict.error_class, times)
+        if times < SAME:
+            return False
+        self._closing = True
+        # A shift that begins under suspicion charges one hold, so that bad ones come to their end too.
+        suspect, self._charged_same = self._charged_same, True
+        return suspect
 
     def _tell_of_slow_calls(self) -> None:
         """One line for a call that outlives a whole lease: a handler without a timeout is found by it."""
@@ -763,8 +780,7 @@ class Shift:
                 self._note(self._expire(keys))
                 del self._returned[: len(keys)]
             while self._raised:
-                hold, error = self._raised[0]
-                self._fail(hold, judge(error), error)
+                self._fail(*self._raised[0])
                 del self._raised[0]
         except DatabaseBusy:
             if self._desk.stop.forced or self._desk.stop.patience <= 0:
@@ -808,16 +824,7 @@ class Shift:
         except DatabaseBusy:
             self._locked_at = time.monotonic() + _LOCKED_PAUSE
 
-    def _fail(self, hold: str, verdict: Verdict, error: BaseException) -> None:
-        if not verdict.transient and not verdict.final and verdict.charged:
-            name, times = self.report.same
-            times = times + 1 if name == verdict.error_class else 1
-            self.report.same = (verdict.error_class, times)
-            if times >= SAME:
-                self._closing = True
-                if self._charged_same:
-                    return  # Not charged: it is given back with the rest.
-            self._charged_same = times >= SAME
+    def _fail(self, hold: str, verdict: Verdict) -> None:
         decision = self._ask(
             lambda r: r.fail(
                 self._token,
@@ -830,7 +837,7 @@ class Shift:
             )
         )
         self._settled += 1
-        if isinstance(error, Skip):
+        if not verdict.charged:
             self.report.skipped[verdict.error_class] += 1
         else:
             self.report.outcomes[decision.outcome] += 1

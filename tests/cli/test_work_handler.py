@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,8 @@ def module(db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The handlers, where a process finds them; what they were called for is in table `calls`."""
     (tmp_path / "tickets.py").write_text(MODULE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tickets", raising=False)
     db.execute("create table calls (key text, attempt integer, idempotency_key text); create table gate (open integer)")
 
 
@@ -218,12 +221,12 @@ def test_a_daemon_calls_when_the_time_comes(db, holds, start, wait_until):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_nonsense_is_refused_before_anything_is_claimed(db, holds, pgreaper, arguments, message):
+def test_nonsense_is_refused_before_anything_is_claimed(db, holds, in_process, arguments, message):
     """Exit code 2, one sentence, nothing touched."""
     holds.due(1)
     holds.register()
 
-    result = pgreaper("work", *arguments)
+    result = in_process("work", *arguments)
 
     assert result.code == 2
     assert message in result.err
@@ -231,16 +234,16 @@ def test_nonsense_is_refused_before_anything_is_claimed(db, holds, pgreaper, arg
     assert db.execute("select count(*) from pgreaper.claims").fetchone() == (0,)
 
 
-def test_dead_letters_and_the_exit_code(db, holds, pgreaper):
+def test_dead_letters_and_the_exit_code(db, holds, in_process):
     """A new dead letter is a failure of the run in which it came about; an old one only for whoever asks."""
     holds.due(1)
     holds.register()
 
-    born = pgreaper("work", "--handler", "tickets:fails")
-    later = pgreaper("work", "--handler", "tickets:fails", "--json")
-    asked = pgreaper("work", "--fail-on-dead-letter", "--json")
+    born = in_process("work", "--handler", "tickets:fails")
+    later = in_process("work", "--handler", "tickets:fails", "--json")
+    asked = in_process("work", "--fail-on-dead-letter", "--json")
     db.execute("select pgreaper.reaper_discard('holds', null, 'none')")
-    gone = pgreaper("work", "--fail-on-dead-letter")
+    gone = in_process("work", "--fail-on-dead-letter")
 
     assert (born.code, later.code, asked.code, gone.code) == (1, 0, 1, 0)
     assert "ValueError" in born.err
@@ -250,14 +253,14 @@ def test_dead_letters_and_the_exit_code(db, holds, pgreaper):
     assert "policy holds has 1 dead letter" in asked.err
 
 
-def test_a_run_that_finds_a_policy_suspended_says_so(db, holds, pgreaper):
+def test_a_run_that_finds_a_policy_suspended_says_so(db, holds, in_process):
     """Nothing was claimed, and yet it is not well: exit 1 and one line with the class of error and its SQLSTATE."""
     db.execute("alter table holds add constraint never_expired check (status <> 'expired')")
     holds.due(20)
     holds.register()
-    assert pgreaper("work").code == 1
+    assert in_process("work").code == 1
 
-    result = pgreaper("work")
+    result = in_process("work")
 
     assert result.code == 1
     (line,) = [line for line in result.err.splitlines() if "holds is suspended" in line]

@@ -122,6 +122,20 @@ def test_each_due_hold_is_called_once_and_then_expires(db, holds, work, seen, fl
     assert one(db, "select count(*) from pgreaper.leases") == 0
 
 
+def test_a_run_leaves_no_thread_behind(holds, work, flavour):
+    """Those of the handler, of the event loop and of the lease end with the run."""
+    holds.due(20)
+    holds.register()
+    before = set(threading.enumerate())
+
+    work(handler=flavour(lambda call: None))
+
+    for thread in set(threading.enumerate()) - before:
+        if not thread.name.startswith("asyncio_"):  # the executor of to_thread, asyncio's own
+            thread.join(5)
+            assert not thread.is_alive(), thread
+
+
 def test_a_plain_function_around_a_coroutine_is_awaited(holds, work, seen):
     """A decorator may hide that the handler is async: it must not count as done before it has run."""
     holds.due(3)
@@ -531,6 +545,24 @@ def test_a_handler_that_always_fails_does_not_kill_every_hold(db, holds, work, s
     assert one(db, "select count(*) from pgreaper.failures") == 8
     assert len(seen.calls) <= 16
     assert any("times in a row" in line and "KeyError" in line for line in lines)
+
+
+def test_a_daemon_goes_on_when_the_handler_works_again(db, holds, work, seen):
+    """It tries one hold after a pause, and when that succeeds the rest: nobody has to press a button."""
+    holds.due(30)
+    holds.register()
+
+    def handler(call: Call) -> None:
+        with seen.call(call):
+            if len(seen.calls) <= 9:
+                raise KeyError
+
+    run, lines = work(handler=handler, concurrency=1, daemon=True, max_rows=21)
+
+    assert run.ended == "max-rows"
+    assert (run.outcomes, len(seen.calls)) == ({DEAD_LETTER: 9, EXPIRED: 21}, 30)
+    sizes = db.execute("select holds from pgreaper.claims order by claimed_at").fetchall()
+    assert sizes[:3] == [(8,), (1,), (1,)]
 
 
 def test_a_transition_that_fails_for_all_stops_the_calls(db, connect, holds, work, seen):
