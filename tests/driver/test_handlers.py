@@ -557,7 +557,7 @@ def test_a_daemon_goes_on_when_the_handler_works_again(db, holds, work, seen):
             if len(seen.calls) <= 9:
                 raise KeyError
 
-    run, lines = work(handler=handler, concurrency=1, daemon=True, max_rows=21)
+    run, _ = work(handler=handler, concurrency=1, daemon=True, max_rows=21)
 
     assert run.ended == "max-rows"
     assert (run.outcomes, len(seen.calls)) == ({DEAD_LETTER: 9, EXPIRED: 21}, 30)
