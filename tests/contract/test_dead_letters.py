@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -98,18 +97,19 @@ def test_words_that_only_some_shells_expand_are_quoted(core):
 def test_the_replay_command_survives_a_shell(core, tmp_path, shell):
     """Whatever is in the key: pasted into a shell it calls pgreaper with exactly that key, and runs nothing else."""
     program = tmp_path / "pgreaper"
-    program.write_text(f"#!{sys.executable}\nimport sys\nsys.stdout.buffer.write('\\0'.join(sys.argv[1:]).encode())\n")
+    program.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"; printf 'next\\0'\n")
     program.chmod(0o755)
-    for word in WORDS:
-        command = "pgreaper dead replay p --key " + core.value("select pgreaper._shell_quoted(%s)", word)
-        done = subprocess.run(
-            [shell, "-c", command],
-            env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": "/", "LANG": "C.UTF-8"},
-            capture_output=True,
-            check=True,
-            cwd=tmp_path,
-        )
-        assert done.stdout.decode().split("\0") == ["dead", "replay", "p", "--key", word]
+    quoted = core.column("select pgreaper._shell_quoted(w) from unnest(%s::text[]) as w", WORDS)
+    commands = "".join(f"pgreaper dead replay p --key {word}\n" for word in quoted)
+    done = subprocess.run(
+        [shell, "-c", commands],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": "/", "LANG": "C.UTF-8"},
+        capture_output=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    calls = [["dead", "replay", "p", "--key", word, "next"] for word in WORDS]
+    assert done.stdout.decode().split("\0")[:-1] == [part for call in calls for part in call]
 
 
 def test_the_view_quotes_policy_and_key(core):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
@@ -78,12 +79,8 @@ def test_discarded_once(core, dead):
 def test_by_many_at_once_discarded_once(committed, core, dead, connect):
     keys = dead(50)
     sessions = [connect() for _ in range(6)]
-    found = at_once(
-        [
-            lambda session=session: rows(session, "select k from pgreaper.reaper_discard('p', null, 'x') as k")
-            for session in sessions
-        ]
-    )
+    press = "select k from pgreaper.reaper_discard('p', null, 'x') as k"
+    found = at_once([partial(rows, session, press) for session in sessions])
     assert sorted(row["k"] for answer in found for row in answer) == sorted(keys)
     assert core.value("select count(*) from pgreaper.history where outcome = 'discard'") == 50
 

@@ -110,7 +110,7 @@ def dead(core) -> dict[str, tuple[str, str | None, str | None]]:
     }
 
 
-def check(core, holds, ids: list[int], guilty: list[int], books: tuple[str, str | None, str | None]) -> None:
+def check(core, holds, ids: list[int], guilty: list[int], books: tuple[str | None, ...]) -> None:
     """The guilty are dead letters with these books and unchanged; the others are expired; nothing else is left."""
     assert dead(core) == {str(id_): books for id_ in guilty}
     states = holds.states()

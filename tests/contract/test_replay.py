@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
@@ -89,12 +90,8 @@ def test_c091_pressed_by_many_at_once_it_is_replayed_once(committed, core, holds
     """Promise: eight sessions at the same instant; each of 100 dead letters is replayed by exactly one of them."""
     keys = dead(100)
     sessions = [connect() for _ in range(8)]
-    found = at_once(
-        [
-            lambda session=session: rows(session, "select key, outcome from pgreaper.reaper_replay('p')")
-            for session in sessions
-        ]
-    )
+    press = "select key, outcome from pgreaper.reaper_replay('p')"
+    found = at_once([partial(rows, session, press) for session in sessions])
     assert sorted(row["key"] for answer in found for row in answer) == sorted(keys)
     assert core.value("select count(*) from pgreaper.history where outcome = 'replay'") == 100
     assert core.column("select distinct attempts from pgreaper.failures") == [0]

@@ -22,11 +22,12 @@ def policy(core, holds):
 
 
 def delays(core, attempts: int, budget: int, retry_in: str | None = None, tries: int = 1) -> list[timedelta]:
-    return core.column(
+    found: list[timedelta] = core.column(
         "select pgreaper._not_before(p, %s, %s, %s, %s::interval) - %s::timestamptz"
         " from pgreaper.policies as p, generate_series(1, %s)",
         NOW, attempts, budget, retry_in, NOW, tries,
     )  # fmt: skip
+    return found
 
 
 # attempts so far -> the bounds of the delay, base 2 s and cap 1 min: least(cap, base * 2^attempts), half more at most

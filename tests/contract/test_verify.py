@@ -39,7 +39,7 @@ def test_what_is_sound_is_called_sound(shop):
     assert verify(shop) == dict.fromkeys(INVARIANTS, (True, 0, None))
 
 
-VIOLATIONS = {
+VIOLATIONS: dict[str, dict[str, tuple[int, str | None]]] = {
     # planted: what is found
     "update pgreaper.transitions set keys = keys || keys[1], deadlines = deadlines || deadlines[1], holds = holds + 1":
         {"once": (1, "1"), "consistent": (1, None)},

@@ -1,0 +1,67 @@
+"""Whatever workers, an application and people do, in whatever order: the database does what the model says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.concurrency.faults import FAULTS, Fault
+from tests.property.machine import Reaping, Shop
+
+if TYPE_CHECKING:
+    from tests.concurrency.sessions import Connect
+
+BOUNDS = settings(
+    max_examples=30,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=False,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
+PLANTED = [
+    FAULTS["guard: held"],
+    FAULTS["guard: due"],
+    FAULTS["token"],
+    FAULTS["leased left out"],
+    FAULTS["take back"],
+    FAULTS["take back ends the claim"],
+    FAULTS["trail"],
+    Fault("incarnation", "_due", "x.key = s.key and x.deadline = s.deadline", "x.key = s.key"),
+    Fault("a crash is an attempt", "_take_back", "'LeaseExpired')", "'LeaseExpired', charged => false)"),
+    Fault("what was reported is not charged again", "_take_back", "f.key <> all ($4)", "true"),
+    Fault("attempts never go down", "_fail", "least(f.attempts, 2147483647 - v_attempt) + v_attempt", "1"),
+    Fault("told once", "reaper_expire", "and not exists (select from unnest(v_before) as r where r.key = k.key)", ""),
+    Fault("replay: only what is held and due", "reaper_replay", "f.due and f.deadline = k.deadline", "true"),
+    Fault(
+        "renewed from a new session", "reaper_renew", "session_lost_at = null", "session_lost_at = c.session_lost_at"
+    ),
+    Fault("five seconds", "_lost_sessions", "interval '5 seconds'", "interval '50 seconds'"),
+]
+
+
+@pytest.fixture
+def machine(connect: Connect) -> type[Reaping]:
+    class Machine(Reaping):
+        shop = Shop(connect)
+
+    return Machine
+
+
+def test_the_database_keeps_the_contract(machine: type[Reaping]):
+    """Thirty stories of forty steps on four connections; the invariants are checked after each step."""
+    run_state_machine_as_test(machine, settings=BOUNDS)
+
+
+@pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: fault.rule)
+def test_a_planted_fault_is_found(machine: type[Reaping], fault: Fault):
+    """A harness that does not notice is no harness."""
+    fault.plant(machine.shop.judge)
+    with pytest.raises((AssertionError, psycopg.Error)):
+        run_state_machine_as_test(machine, settings=settings(BOUNDS, max_examples=30, phases=[Phase.generate]))
