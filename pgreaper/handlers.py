@@ -837,7 +837,7 @@ class Shift:
             )
         )
         self._settled += 1
-        if not verdict.charged:
+        if not verdict.charged and decision.outcome == RETRY:
             self.report.skipped[verdict.error_class] += 1
         else:
             self.report.outcomes[decision.outcome] += 1

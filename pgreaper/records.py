@@ -64,7 +64,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to become of a hold that failed: ``retry`` at ``not_before``, or ``dead-letter``."""
+    """What is to become of a hold that failed: ``retry`` at ``not_before``, or ``dead-letter``; else what it came to."""
 
     outcome: str
     attempts: int
