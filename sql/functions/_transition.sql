@@ -43,6 +43,7 @@ declare
   v_message text;
   v_detail text;
   v_hint text;
+  v_context text;
   v_environment boolean;
   v_trouble text[];
   v_waits integer := 0;
@@ -68,7 +69,8 @@ begin
       -- OTHERS leaves out a failed ASSERT.
       when assert_failure or others then
         get stacked diagnostics v_sqlstate = returned_sqlstate, v_constraint = constraint_name,
-          v_message = message_text, v_detail = pg_exception_detail, v_hint = pg_exception_hint;
+          v_message = message_text, v_detail = pg_exception_detail, v_hint = pg_exception_hint,
+          v_context = pg_exception_context;
     end;
 
     if v_sqlstate is null then
@@ -85,7 +87,12 @@ begin
     v_environment := substr(v_sqlstate, 1, 2) in ('08', '25', '53', '57', '58', 'XX')
       or (v_sqlstate = '42501' and cardinality(expired) = 0);
     if v_environment then
-      v_trouble := array[v_sqlstate, v_message, v_detail, v_hint];
+      -- The server's own words about a statement name objects; a trigger's may say anything.
+      v_trouble := case
+        when starts_with(v_context, 'SQL statement') then array[v_sqlstate, v_message, v_detail, v_hint]
+        else array[v_sqlstate, format('a trigger of %I.%I raised SQLSTATE %s', policy.target_schema, policy.target_table, v_sqlstate),
+                   '', 'Nobody was charged; the next round tries again.']
+      end;
     end if;
     if v_environment or v_sqlstate in ('40001', '40P01', '55P03') then
       v_waits := v_waits + 1;
