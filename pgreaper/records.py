@@ -64,10 +64,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to become of a hold that failed: ``retry`` at ``not_before``, or ``dead-letter``; else what it came to."""
+    """What is to become of a hold: ``retry`` at ``not_before``, or ``dead-letter``; else it did not fail but ended so."""
 
     outcome: str
-    attempts: int
+    attempts: int | None
     not_before: datetime | None
 
 

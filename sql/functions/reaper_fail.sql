@@ -5,6 +5,7 @@
 --
 -- Promises
 --   * Charges one attempt to this hold and none to the others.
+--   * A hold that is in the trail by then did not fail: the answer is what became of it.
 --   * `transient` failures have max_attempts, others permanent_attempts; `final` has none.
 --   * `retry_in` replaces the computed delay, within the budget; what is not `charged` is
 --     put off without costing an attempt.
@@ -32,6 +33,7 @@ declare
   v_claim pgreaper.claims;
   v_policy pgreaper.policies;
   v_position integer;
+  v_deadline timestamptz;
   v_decision pgreaper.failure_decision;
 begin
   perform pgreaper._require_writable();
@@ -47,10 +49,25 @@ begin
 
   if not exists (select from pgreaper._recorded(v_claim) as r where r.key = reaper_fail.key) then
     select p.* into strict v_policy from pgreaper.policies as p where p.policy_id = v_claim.policy_id;
-    perform pgreaper._fail(v_policy, pgreaper._clock(), array[reaper_fail.key], v_claim.deadlines[v_position:v_position],
-      v_claim.token, v_claim.worker, transient => coalesce(reaper_fail.transient, false),
-      error_class => left(reaper_fail.error_class, 200), retry_in => reaper_fail.retry_in,
-      final => coalesce(reaper_fail.final, false), charged => coalesce(reaper_fail.charged, true));
+    v_deadline := v_claim.deadlines[v_position];
+
+    -- A sweep may have had the hold in hand already when it was claimed.
+    insert into pgreaper.events (policy_id, key, deadline, kind, state, worker, token, at)
+    select t.policy_id, reaper_fail.key, v_deadline, 'already-done', coalesce(t.state, 'expired'), v_claim.worker,
+           v_claim.token, pgreaper._clock()
+      from pgreaper.transitions as t
+     where t.policy_id = v_claim.policy_id
+       and tstzrange(t.first_deadline, t.last_deadline, '[]') @> v_deadline
+       and exists (select from unnest(t.keys, t.deadlines) as k (key, deadline)
+                    where k.key = reaper_fail.key and k.deadline = v_deadline)
+     limit 1;
+
+    if not found then
+      perform pgreaper._fail(v_policy, pgreaper._clock(), array[reaper_fail.key], array[v_deadline],
+        v_claim.token, v_claim.worker, transient => coalesce(reaper_fail.transient, false),
+        error_class => left(reaper_fail.error_class, 200), retry_in => reaper_fail.retry_in,
+        final => coalesce(reaper_fail.final, false), charged => coalesce(reaper_fail.charged, true));
+    end if;
   end if;
 
   select r.outcome, f.attempts, f.not_before into v_decision

@@ -66,6 +66,21 @@ def test_what_is_expired_already_did_not_fail(core, holds):
     assert core.value("select count(*) from pgreaper.failures") == 0
 
 
+def test_what_a_sweep_has_expired_meanwhile_did_not_fail(core, holds, committed):
+    """A sweep that had the hold in hand when it was claimed commits: no retry and no dead letter of it is left."""
+    holds.due(1)
+    core.register()
+    sweep = committed(autocommit=False)
+    sweep.execute("select pgreaper._sweep_step('p', 10, 10, 'sweep', pgreaper._clock(), null::timestamptz)")
+    [hold] = core.claim()
+    sweep.commit()
+    assert fail(core, hold, final=True) == ("already-done", None, None)
+    assert fail(core, hold, final=True) == ("already-done", None, None)
+    assert core.expire(hold.token) == {hold.key: ("already-done", "expired")}
+    assert core.value("select count(*) from pgreaper.failures") == 0
+    assert core.column("select invariant from pgreaper.reaper_verify() where not holds") == []
+
+
 def test_a_failed_hold_is_not_expired_by_its_claim(core, holds):
     """Neither with all keys nor by name: what was recorded is the answer."""
     holds.due(2)
