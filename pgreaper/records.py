@@ -64,7 +64,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to become of a hold: ``retry`` at ``not_before``, or ``dead-letter``; else it did not fail but ended so."""
+    """What is to become of a hold: ``retry`` at ``not_before``, or ``dead-letter``; anything else is an end."""
 
     outcome: str
     attempts: int | None
