@@ -42,6 +42,7 @@ POISON = {"1", "2", "3"}  # few enough that they are never taken for a policy th
 keys = st.sampled_from(KEYS)
 workers = st.sampled_from(WORKERS)
 pick = st.integers(0, 5)
+waits = st.sampled_from([0, 0, 6, 70])
 
 
 class Shop:
@@ -196,8 +197,9 @@ class Reaping(RuleBasedStateMachine):
 
     # The workers.
 
-    @rule(worker=workers, batch=st.sampled_from([1, 3, 500]), rescan=st.booleans(), bound=st.booleans())
-    def claim(self, worker: int, batch: int, rescan: bool, bound: bool) -> None:
+    @rule(worker=workers, batch=st.sampled_from([1, 3, 500]), rescan=st.booleans(), bound=st.booleans(), wait=waits)
+    def claim(self, worker: int, batch: int, rescan: bool, bound: bool, wait: int = 0) -> None:
+        self.tick(timedelta(seconds=wait))
         found = self.ask(
             worker,
             "select token::text, key, deadline, attempt, claim_until from pgreaper.reaper_claim("
@@ -224,6 +226,14 @@ class Reaping(RuleBasedStateMachine):
             [token] = {row[0] for row in found}
             assert token not in model.claims
             model.claims[token] = Claim(taken, model.now, model.now + LEASE, self.session_of[worker] if bound else None)
+
+    @rule(worker=workers, other=workers, wait=waits)
+    def lose(self, worker: int, other: int, wait: int) -> None:
+        """A worker is killed while it has a claim that is bound to its session; another one comes by, twice."""
+        self.claim(worker=worker, batch=3, rescan=True, bound=True)
+        self.crash(worker=worker)
+        self.claim(worker=other, batch=3, rescan=True, bound=False)
+        self.claim(worker=other, batch=3, rescan=True, bound=False, wait=wait)
 
     @rule(worker=workers, number=pick, some=st.one_of(st.none(), st.none(), st.sets(keys)))
     def expire(self, worker: int, number: int, some: set[str] | None) -> None:
@@ -290,8 +300,9 @@ class Reaping(RuleBasedStateMachine):
         assert self.ask(worker, "select pgreaper.reaper_release(%s)", token) == [(given,)]
         claim.ending = claim.ending or "released"
 
-    @rule(worker=workers, batch=st.sampled_from([1, 500]))
-    def sweep(self, worker: int, batch: int) -> None:
+    @rule(worker=workers, batch=st.sampled_from([1, 500]), wait=waits)
+    def sweep(self, worker: int, batch: int, wait: int) -> None:
+        self.tick(timedelta(seconds=wait))
         before = len(self.model.trail)
         [(expired,)] = self.ask(worker, "call pgreaper.reaper_sweep('p', batch => %s)", batch)
         if self.model.paused:

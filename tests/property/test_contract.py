@@ -35,13 +35,8 @@ PLANTED = [
     FAULTS["trail"],
     Fault("incarnation", "_due", "x.key = s.key and x.deadline = s.deadline", "x.key = s.key"),
     Fault("a crash is an attempt", "_take_back", "'LeaseExpired')", "'LeaseExpired', charged => false)"),
-    Fault("what was reported is not charged again", "_take_back", "f.key <> all ($4)", "true"),
     Fault("attempts never go down", "_fail", "least(f.attempts, 2147483647 - v_attempt) + v_attempt", "1"),
     Fault("told once", "reaper_expire", "and not exists (select from unnest(v_before) as r where r.key = k.key)", ""),
-    Fault("replay: only what is held and due", "reaper_replay", "f.due and f.deadline = k.deadline", "true"),
-    Fault(
-        "renewed from a new session", "reaper_renew", "session_lost_at = null", "session_lost_at = c.session_lost_at"
-    ),
     Fault("five seconds", "_lost_sessions", "interval '5 seconds'", "interval '50 seconds'"),
 ]
 
