@@ -29,13 +29,14 @@ from pgreaper.embedded import Cluster
 from pgreaper.schema import install
 from tests.chaos import audit, plants
 from tests.chaos.blows import Blow, plan
-from tests.chaos.crowd import Application, Cron, Fleet, Player, Slot, Sweep, verify
+from tests.chaos.crowd import Application, Cron, Fleet, Operator, Player, Slot, Sweep, verify
 from tests.chaos.proxy import Proxy
 
 _BUSY = "select worker from pgreaper.claims where finished_at is null order by claimed_at desc"
 _BACKENDS = """
 select pid from pg_stat_activity
- where backend_type = 'client backend' and application_name ~ '^(pgreaper|application)' order by backend_start, pid
+ where backend_type = 'client backend' and application_name ~ '^(pgreaper|application|operator)'
+ order by backend_start, pid
 """
 _THERE = "select count(distinct application_name) from pg_stat_activity where application_name ~ '^pgreaper/'"
 
@@ -76,7 +77,7 @@ class Chaos:
             Application("application-near", direct, seed + 2, 0),
             Application("application-far", far, seed + 3, 1),
         ]
-        self.proxy = proxy
+        self.operators = [Operator("operator-near", direct, seed + 4), Operator("operator-far", far, seed + 5)]
         self.fleet = fleet
         self.wrong: list[str] = []
         self.struck: Counter[str] = Counter()
@@ -120,7 +121,7 @@ class Chaos:
                 if time.monotonic() > deadline:
                     raise SystemExit(f"the workers do not come up: {self.fleet.last_words(self.daemons[0].name)}")
                 time.sleep(0.05)
-        for thread in (*self.applications, *self.sweeps, self.cron):
+        for thread in (*self.applications, *self.operators, *self.sweeps, self.cron):
             thread.start()
 
     def strike(self, blows: list[Blow]) -> None:
@@ -128,20 +129,21 @@ class Chaos:
         began = time.monotonic()
         for blow in blows:
             self._wait_until(began + blow.at)
-            landed = self._deeds[blow.kind](blow)
+            landed = self._deal(blow)
             (self.struck if landed else self.missed)[blow.kind] += 1
             if self._verbose:
                 say(f"{time.monotonic() - began:7.2f}  {blow.kind}{'' if landed else ': nobody there'}")
 
     def calm(self, patience: float) -> None:
         """No more blows, no more customers: what is left is to be expired by those who are there."""
-        self._end(*self.applications)
+        self._end(*self.applications, *self.operators)
         while self._later:
             self._wait_until(self._later[0][0])
         for slot in self.daemons:
             slot.start()
         deadline = time.monotonic() + patience
         with self.connect() as connection:
+            audit.put_right(connection)
             while not audit.is_quiet(connection):
                 if time.monotonic() > deadline:
                     self.wrong.append(f"after {patience:.0f} s of calm there is still something to do")
@@ -163,7 +165,14 @@ class Chaos:
             broken = audit.broken(connection)
             figures = audit.figures(connection)
         said = verify(self.fleet, self.cluster.dsn)
-        people: list[Player | Slot | Cron] = [*self.applications, *self.sweeps, self.cron, *self.daemons, *self.crons]
+        people: list[Player | Slot | Cron] = [
+            *self.applications,
+            *self.operators,
+            *self.sweeps,
+            self.cron,
+            *self.daemons,
+            *self.crons,
+        ]
         wrong = [*self.wrong, *(line for one in people for line in one.wrong), *self.fleet.tracebacks()]
         wrong += [error for error in self.errors() if error.startswith("PANIC") or "cache lookup" in error]
         return (
@@ -186,16 +195,24 @@ class Chaos:
             deed()
         time.sleep(max(0.0, moment - time.monotonic()))
 
+    def _deal(self, blow: Blow) -> bool:
+        """After a crash everybody may be away: wait a little for somebody whom the blow can hit."""
+        deadline = time.monotonic() + 3
+        while not (landed := self._deeds[blow.kind](blow)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return landed
+
     def _after(self, seconds: float, deed: Callable[[], object]) -> None:
         heappush(self._later, (time.monotonic() + seconds, len(self._later) + self.struck.total() * 1000, deed))
 
-    def _worker(self, blow: Blow) -> Slot:
-        # Cron's runs are short: a third of the blows that fall on them would fall on nobody.
-        workers = self.daemons * 2 + self.crons
-        return workers[blow.dice % len(workers)]
+    def _somebody(self, blow: Blow, number: signal.Signals) -> Slot | None:
+        """Signal one of the processes: the first that is there, from where the dice fell on."""
+        slots = [*self.daemons, *self.crons]
+        first = blow.dice % len(slots)
+        return next((slot for slot in slots[first:] + slots[:first] if slot.signal(number)), None)
 
     def _kill(self, blow: Blow) -> bool:
-        return self._kill_slot(self._worker(blow), blow)
+        return self._is_dead(self._somebody(blow, signal.SIGKILL), blow)
 
     def _kill_busy(self, blow: Blow) -> bool:
         """Kill somebody who holds a lease; if nobody does within a second, somebody else."""
@@ -204,25 +221,23 @@ class Chaos:
             while time.monotonic() < deadline:
                 names = [name or "" for (name,) in connection.execute(_BUSY).fetchall()]
                 busy = [s for name in names for s in (*self.daemons, *self.crons) if name.endswith(f"/{s.pid}")]
-                if busy and self._kill_slot(busy[blow.dice % len(busy)], blow):
+                if busy and (slot := busy[blow.dice % len(busy)]).signal(signal.SIGKILL):
                     self.caught += 1
-                    return True
+                    return self._is_dead(slot, blow)
                 time.sleep(0.005)
-        return self._kill_slot(self.daemons[blow.dice % len(self.daemons)], blow)
+        return self._kill(blow)
 
-    def _kill_slot(self, slot: Slot, blow: Blow) -> bool:
-        if not slot.signal(signal.SIGKILL):
-            return False
+    def _is_dead(self, slot: Slot | None, blow: Blow) -> bool:
+        """Somebody killed a daemon: it comes back after a while.  Cron's runs come back by themselves."""
         if slot in self.daemons:
             self._after(blow.seconds / 2, slot.start)
-        return True
+        return slot is not None
 
     def _stop(self, blow: Blow) -> bool:
-        slot = self._worker(blow)
-        if not slot.signal(signal.SIGSTOP):
-            return False
-        self._after(blow.seconds, lambda: slot.signal(signal.SIGCONT))
-        return True
+        slot = self._somebody(blow, signal.SIGSTOP)
+        if slot is not None:
+            self._after(blow.seconds, lambda: slot.signal(signal.SIGCONT))
+        return slot is not None
 
     def _backend(self, connection: psycopg.Connection[Any], dice: int) -> int | None:
         backends = connection.execute(_BACKENDS).fetchall()
@@ -263,7 +278,7 @@ class Chaos:
 def report(chaos: Chaos, figures: dict[str, int], seconds: float) -> None:
     """The figures, on stdout."""
     struck = chaos.struck
-    lost = sum(player.lost_connections for player in (*chaos.applications, *chaos.sweeps))
+    lost = sum(player.lost_connections for player in (*chaos.applications, *chaos.operators, *chaos.sweeps))
     sweeps = sum(player.did["sweep"] for player in chaos.sweeps)
     steps = sum(player.did.total() for player in chaos.applications)
     f = figures
@@ -278,7 +293,10 @@ def report(chaos: Chaos, figures: dict[str, int], seconds: float) -> None:
         f" {struck['half-close a connection']} half-closed, {struck['swallow replies']} with their replies swallowed",
         "missed": f"{chaos.missed.total()} blows fell on nobody",
         "application": f"{steps} transactions: {f['consumed']} consumed, {f['extended']} extended,"
-        f" {f['held_again']} held again, {f['deleted']} deleted; {lost} connections lost, sweeps' included",
+        f" {f['held_again']} held again, {f['deleted']} deleted;"
+        f" {lost} connections lost, the sweeps' and operators' included",
+        "operators": f"{f['pauses']} pauses, {f['replays']} replays, {f['discards']} discards,"
+        f" {sum(player.did['verify'] for player in chaos.operators)} verifications in the middle of it",
         "work": f"{f['claims']} claims, {sweeps} sweeps, {chaos.cron.runs} runs by cron",
         "holds": f"{f['inserted']} inserted, {f['poison']} of their keys poison",
         "transitions": f"{f['transitions']}, {f['transitions_by_sweep']} of them by sweeps",
@@ -292,7 +310,7 @@ def report(chaos: Chaos, figures: dict[str, int], seconds: float) -> None:
         "took": f"{seconds:.0f} s in all",
     }
     for name, line in lines.items():
-        say(f"  {name:<13}{line}")
+        say(f"  {name:<15}{line}")
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -333,6 +351,9 @@ def main(argv: list[str]) -> int:
         broken, figures = chaos.judge()
         report(chaos, figures, time.monotonic() - began)
         errors = chaos.errors()
+        if asked.verbose:
+            for log in sorted(chaos.fleet.logs.glob("*.err")):
+                say(f"{log.name}:\n{log.read_text(errors='replace')}")
     if not broken:
         say(f"every promise was kept (seed {seed})")
         return 0

@@ -72,13 +72,14 @@ select distinct target, id::text as key from witness where target = 'holds' and 
 
 # The leases are short, so that whoever is stopped or stalled for some seconds loses them.
 REGISTER = """
-select pgreaper.reaper_register('holds', 'holds', 'expires_at', 'status', array['held'], 'expired', owner => 'chaos',
-  batch => 40, lease => '2 seconds', max_attempts => 8, backoff_base => '100 ms', backoff_cap => '2 seconds',
-  objective => '2 seconds');
-select pgreaper.reaper_register('slow', 'slow', 'expires_at', 'status', array['held'], 'expired', owner => 'chaos',
-  batch => 15, lease => '3 seconds', max_attempts => 8, backoff_base => '100 ms', backoff_cap => '2 seconds',
-  objective => '2 seconds');
+select pgreaper.reaper_register(%(policy)s::text, %(policy)s::regclass, 'expires_at', 'status', array['held'],
+  'expired', owner => 'chaos', objective => '2 seconds',
+  batch => %(batch)s, rate_limit => %(rate)s, max_claims => %(claims)s,
+  lease => case %(policy)s when 'slow' then interval '3 seconds' else '2 seconds' end,
+  max_attempts => 8, backoff_base => '100 ms', backoff_cap => '2 seconds')
 """
+PLAIN = {"batch": 40, "rate": None, "claims": None}
+POLICIES = ("holds", "slow")
 
 _TRAIL = "select policy, key, deadline from pgreaper.history where outcome = 'expired'"
 _SEEN = "select target, id::text, old_deadline from witness where new_status = 'expired'"
@@ -89,13 +90,14 @@ _TWICE = (
 DUPLICATES = _TWICE.format(_TRAIL)
 DUPLICATES_SEEN = _TWICE.format(_SEEN)
 
-# Due, and neither expired nor a dead letter: when everybody has finished, nothing ever comes for these.
+# Held, and neither expired nor given up: when everybody has finished, nothing ever comes for these.
 LOST = """
 select n.target as policy, n.id::text as key, n.expires_at as deadline
   from rows_now as n
  where n.status = 'held'
-   and not exists (select from pgreaper.dead_letters as d
-                    where (d.policy, d.key, d.deadline) = (n.target, n.id::text, n.expires_at))
+   and not exists (select from pgreaper.failures as f join pgreaper.policies as p using (policy_id)
+                    where (p.name, f.key, f.deadline) = (n.target, n.id::text, n.expires_at)
+                      and f.not_before = 'infinity')
 """
 OPEN = """
 select p.name as policy, 'claim ' || c.token as key
@@ -127,9 +129,11 @@ PROMISES = {
         where (n.status, n.expires_at) is distinct from (w.new_status, w.new_deadline)""",
     "nothing is lost": LOST,
     "nothing is left open": OPEN,
-    "every poison hold that is held is a dead letter": """
+    "every poison hold that is held is a dead letter, unless an operator discarded it": """
         select target, id::text, expires_at from rows_now where target = 'holds' and status = 'held' and is_poison(id)
-        except select policy, key, deadline from pgreaper.dead_letters""",
+        except select policy, key, deadline from pgreaper.dead_letters
+        except select p.name, e.key, e.deadline from pgreaper.events as e join pgreaper.policies as p using (policy_id)
+        where e.kind = 'discard'""",
     "every dead letter is a poison hold": """
         select policy, key, deadline, error_class, attempts from pgreaper.dead_letters
         where (policy, key) not in (select target, key from poison_keys)""",
@@ -182,6 +186,9 @@ select (select count(*) from witness where old_status is null) as inserted,
        (select count(*) from pgreaper.claims) as claims,
        (select count(*) from pgreaper.events where kind = 'taken-back') as taken_back,
        (select count(*) from pgreaper.events where kind = 'suspend') as suspensions,
+       (select count(*) from pgreaper.events where kind = 'replay') as replays,
+       (select count(*) from pgreaper.events where kind = 'discard') as discards,
+       (select count(*) from pgreaper.events where kind = 'pause') as pauses,
        (select count(*) from pgreaper.events where kind = 'dead-letter') as deaths,
        (select count(*) from pgreaper.dead_letters) as dead_letters
 """
@@ -190,13 +197,34 @@ select (select count(*) from witness where old_status is null) as inserted,
 def prepare(connection: psycopg.Connection[Any]) -> None:
     """Create the tables and register the policies."""
     connection.execute(TABLES)
-    connection.execute(REGISTER)
+    put_right(connection)
+
+
+def put_right(connection: psycopg.Connection[Any]) -> None:
+    """Register the policies plainly; none is paused."""
+    for policy in POLICIES:
+        connection.execute(REGISTER, {"policy": policy, **PLAIN})
+        connection.execute("select pgreaper.reaper_resume(%s)", (policy,))
 
 
 def is_quiet(connection: psycopg.Connection[Any]) -> bool:
-    """Whether there is nothing left to do."""
+    """
+    Whether there is nothing left to do.
+
+    A policy of which only poison is left is suspended for good reason: who could tell whether it is the holds or the
+    policy?  The next customer's hold tells, so there is one.
+    """
+    suspended = connection.execute("select policy from pgreaper.status where state = 'suspended'").fetchall()
+    for (policy,) in suspended:
+        connection.execute(
+            f"insert into {policy} (id, expires_at)"
+            " select n, clock_timestamp() from generate_series(1000000001, 1000001000) as n"
+            f" where not is_poison(n) and not exists (select from {policy} as h where h.id = n)"
+            f"   and not exists (select from {policy} as h where h.id > 1000000000 and h.status = 'held')"
+            " limit 1"
+        )
     row = connection.execute(f"select not exists ({LOST}) and not exists ({OPEN})").fetchone()
-    return row is not None and bool(row[0])
+    return row is not None and bool(row[0]) and not suspended
 
 
 def broken(connection: psycopg.Connection[Any]) -> dict[str, list[str]]:

@@ -20,6 +20,8 @@ from typing import Any, Self
 
 import psycopg
 
+from tests.chaos.audit import POLICIES, REGISTER
+
 ROOT = Path(__file__).parents[2]
 
 # Reads until end of file, then kills its whole group, itself included; stopped processes die of it too.
@@ -198,7 +200,52 @@ class Sweep(Player):
     def step(self, connection: psycopg.Connection[Any]) -> None:
         connection.execute("call pgreaper.reaper_sweep(batch => %s)", (self.dice.randint(1, 60),))
         self.did["sweep"] += 1
-        self.over.wait(self.dice.uniform(0.05, 0.4))
+        self.over.wait(self.dice.uniform(0.1, 1.0))
+
+
+class Operator(Player):
+    """Somebody who pauses and resumes, registers anew, replays and discards dead letters, and looks."""
+
+    honest = frozenset({"55P03"})
+    _actions = ("pause", "register", "replay", "replay all", "discard", "look", "verify")
+
+    def step(self, connection: psycopg.Connection[Any]) -> None:
+        dice = self.dice
+        action = dice.choice(self._actions)
+        policy = dice.choice(POLICIES)
+        pause = dice.uniform(0.05, 0.4)
+        settings = {
+            "policy": policy,
+            "batch": dice.choice([3, 15, 40, 100]),
+            "rate": dice.choice([None, None, 200.0]),
+            "claims": dice.choice([None, None, 2]),
+        }
+        if action == "pause":
+            connection.execute("select pgreaper.reaper_pause(%s, 'chaos')", (policy,))
+            self.over.wait(pause)
+            connection.execute("select pgreaper.reaper_resume(%s)", (policy,))
+        elif action == "register":
+            connection.execute(REGISTER, settings)
+        elif action == "replay all":
+            connection.execute("select pgreaper.reaper_replay(%s, reason => 'chaos')", (policy,))
+        elif action in ("replay", "discard"):
+            connection.execute(
+                f"select pgreaper.reaper_{action}(d.policy, d.key, reason => 'chaos')"
+                " from (select * from pgreaper.dead_letters order by died_at desc limit 1) as d"
+            )
+        elif action == "look":
+            for view in ("status", "backlog", "leases", "dead_letters"):
+                connection.execute(f"select * from pgreaper.{view}")
+        else:
+            # All of it holds at any moment; only a backlog needs time, and what fails while a sweep that had it in
+            # hand is about to commit is closed when its retry comes.
+            broken = connection.execute(
+                "select v.policy, v.invariant, v.found, v.example from pgreaper.reaper_verify() as v"
+                " where not v.holds and v.invariant not in ('accounted', 'closed')"
+            ).fetchall()
+            self.wrong += [f"verify, in the middle of it: {row}" for row in broken]
+        self.did[action] += 1
+        self.over.wait(dice.uniform(0.1, 0.8))
 
 
 # No two incarnations of a hold share a deadline: each step has microseconds of its own.

@@ -31,7 +31,7 @@ def test_every_promise_is_kept_under_blows():
     assert figures["duplicates"] == figures["lost"] == "0"
     assert all(int(figures[what]) > 0 for what in ("killed", "stopped", "restarted", "terminated", "cut")), run.stdout
     assert all(int(figures[what]) > 0 for what in ("conflicts", "dead letters")), run.stdout
-    assert int(figures["transitions"]) > 100, "too little happened to say anything"
+    assert int(figures["transitions"]) > 50, "too little happened to say anything"
 
 
 def test_it_notices_a_planted_fault():
