@@ -94,7 +94,7 @@ begin
     return;
   end if;
   v_wanted := least(v_wanted, floor(pgreaper._allowance(v_policy, v_now, v_locked.rate_tokens, v_locked.rate_at))::integer);
-  if v_wanted = 0 then
+  if v_wanted <= 0 then
     return;
   end if;
 

@@ -182,6 +182,7 @@ class Player(threading.Thread):
                 return False
             if error.sqlstate not in self.honest:
                 self.wrong.append(f"{self.name} met {error.sqlstate}: {error}")
+            self.over.wait(0.1)
         return True
 
     def stop(self) -> None:

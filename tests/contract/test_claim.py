@@ -306,6 +306,21 @@ def test_the_rate_limit_bounds_the_holds(core, holds, set_clock):
     assert len(core.claim()) == 10
 
 
+def test_a_rate_limit_that_sweeps_have_overdrawn_is_waited_for(core, holds, set_clock):
+    """Two sweeps that met spend the same second's worth: nobody fails, and the debt is paid before more is let go."""
+    holds.due(50)
+    core.register(rate_limit=10)
+    set_clock("2040-01-01 00:00:00Z")
+    core.do("update pgreaper.cursors set rate_tokens = 10, rate_at = pgreaper._clock()")
+    for _ in range(2):
+        core.value("select pgreaper._spend(p, pgreaper._clock(), 10) from pgreaper.policies as p")
+    assert core.claim() == []
+    step = "select (pgreaper._sweep_step('p', 10, 10, 'sweep', pgreaper._clock(), null::timestamptz)).taken"
+    assert core.value(step) == 0
+    set_clock("2040-01-01 00:00:01.5Z")
+    assert len(core.claim()) == 5
+
+
 def test_a_session_bound_claim_remembers_its_backend(core, holds):
     """Only when asked: behind a pooler the backend says nothing."""
     holds.due(2)
