@@ -124,7 +124,16 @@ begin
     -- A step that found nothing but locked rows, and got no further, is the last.
     v_step.more := v_step.locked < v_step.taken or v_step.last_deadline is distinct from _sweep_step.start;
   else
-    v_step.more := true;
+    -- A retry that somebody has locked would come back in the next step, without end.
+    update pgreaper.failures as f
+       set not_before = v_now + interval '1 second'
+      from unnest(v_result.others) as o
+     where v_step.locked > 0
+       and f.policy_id = v_policy.policy_id
+       and f.key = o.key
+       and o.outcome = 'locked'
+       and f.not_before <= v_now;
+    v_step.more := v_batch.origin = 'retry' or v_step.locked < v_step.taken;
   end if;
 
   -- Failures may have put the policy under suspicion; then this run is over for it.

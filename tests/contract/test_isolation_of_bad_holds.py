@@ -539,6 +539,23 @@ def test_c033_who_waits_for_somebodys_lock_is_not_charged(committed, core, holds
         assert core.run() == {str(ids[3]): "expired"}
 
 
+def test_c090_a_retry_that_somebody_has_locked_does_not_make_a_sweep_spin(committed, core, holds, connect):
+    """It is put off for a second, uncharged; the rest of the run goes on and ends."""
+    holds.due(3)
+    core.register(backoff_base="0", backoff_cap="0")
+    [hold, *_] = core.claim()
+    core.call("reaper_fail", "outcome", token=hold.token, key=hold.key, error_class="T", transient=True)
+    core.call("reaper_release", token=hold.token)
+    other = connect()
+    with other.transaction():
+        other.execute("update holds set customer_email = 'x' where id = %s", (hold.key,))
+        core.do("set statement_timeout = '5s'")
+        assert core.value("call pgreaper.reaper_sweep()") == 2
+        assert core.rows("select key, attempts from pgreaper.retries") == [(hold.key, 1)]
+    core.do("update pgreaper.failures set not_before = now()")
+    assert core.value("call pgreaper.reaper_sweep()") == 1
+
+
 def test_c023_a_forgotten_transaction_keeps_one_hold_and_is_seen(committed, core, holds, connect):
     """The others expire in the first run, the preview counts what is locked, and the end of the lock ends it."""
     ids = holds.due(3)

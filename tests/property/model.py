@@ -91,6 +91,10 @@ class Model:
         failure = self.failure(key)
         return failure is not None and failure.ready_at is not None and failure.ready_at <= self.now
 
+    def waits(self, key: str) -> bool:
+        failure = self.failure(key)
+        return failure is not None and failure.ready_at is not None
+
     def fresh(self) -> set[str]:
         return {key for key in self.holds if self.due(key) and not self.failure(key)}
 
@@ -187,5 +191,6 @@ class Model:
         fresh = self.fresh()
         must = {key for key in fresh if not self.leased(key)}
         for key in [*ready, *must]:
-            self.transition(key, self.holds[key].deadline, None)
+            if self.transition(key, self.holds[key].deadline, None) == "locked" and key in ready:
+                self.failures[key].ready_at = self.now + timedelta(seconds=1)
         return {key for key in fresh - must if not self.leased_as(key, self.holds[key].deadline)}

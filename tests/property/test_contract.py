@@ -58,5 +58,5 @@ def test_the_database_keeps_the_contract(machine: type[Reaping]):
 def test_a_planted_fault_is_found(machine: type[Reaping], fault: Fault):
     """A harness that does not notice is no harness."""
     fault.plant(machine.shop.judge)
-    with pytest.raises((AssertionError, psycopg.Error)):
+    with pytest.raises((AssertionError, pytest.fail.Exception, psycopg.Error)):
         run_state_machine_as_test(machine, settings=settings(BOUNDS, max_examples=30, phases=[Phase.generate]))
