@@ -135,17 +135,17 @@ class Proxy:
             asyncio.create_task(self._pump(pair, reader, server, replies=False)),
             asyncio.create_task(self._pump(pair, answers, client, replies=True)),
         }
-        try:
+        # Cancelled is who is still here when the proxy closes, and nobody needs to hear of it.
+        with suppress(asyncio.CancelledError):
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             self._pairs.remove(pair)
             if pair.keep_server:
                 # Nobody is there any more, and the server's side of it still stands.
                 await asyncio.sleep(pair.keep_server)
-        finally:
-            for pump in pumps:
-                pump.cancel()
-            client.close()
-            server.close()
+        for pump in pumps:
+            pump.cancel()
+        client.close()
+        server.close()
 
     async def _pump(
         self, pair: _Pair, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, replies: bool
