@@ -55,6 +55,8 @@ _BACKOFF_CAP: Final = 30.0
 _BUSY_TRIES: Final = 6
 # A policy of which so many batches in a row found only locked rows is left for the next run.
 _STALLED_BATCHES: Final = 8
+# A daemon that finds only locked rows looks again at the latest after so many seconds.
+_STALLED_CAP: Final = 2.0
 _LARGEST_BATCH: Final = 10_000
 # With a handler a claim takes so many holds per call that may run at once: fewer are charged when the worker dies.
 _HOLDS_PER_CALL: Final = 8
@@ -592,6 +594,10 @@ class Worker:
         if turn.stalled >= (_STALLED_BATCHES if self._pool is None else 2) and not self.settings.daemon:
             turn.done = True
             self._log(f"policy {visible(turn.policy)}: the rest is locked by other transactions; the next run takes it")
+        elif all_locked and self.settings.daemon:
+            # Each look is a claim, and writes: look less and less often while nothing moves.
+            cap = min(self.settings.poll, _STALLED_CAP)
+            turn.resume_at = time.monotonic() + _backoff(turn.stalled, first=0.02, cap=cap)
         if self._on_batch is not None:
             self._on_batch(self)
 

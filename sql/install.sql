@@ -72,6 +72,7 @@
 -- The transition.
 \ir functions/_row_lock.sql
 \ir functions/_write.sql
+\ir functions/_held_again.sql
 \ir functions/_attempt.sql
 \ir functions/_classify.sql
 \ir functions/_transition.sql

@@ -65,6 +65,7 @@ FILES: tuple[str, ...] = (
     "functions/_take_back.sql",
     "functions/_row_lock.sql",
     "functions/_write.sql",
+    "functions/_held_again.sql",
     "functions/_attempt.sql",
     "functions/_classify.sql",
     "functions/_transition.sql",
@@ -107,7 +108,7 @@ declare
 begin
   lock table pgreaper.claims, pgreaper.failures in access exclusive mode;
 
-  select count(*) into v_dead from pgreaper.failures as f where f.not_before = 'infinity';
+  select count(*) into v_dead from pgreaper.failures as f where f.not_before = 'infinity' and f.discarded_at is null;
   select count(*) into v_leases from pgreaper.claims as c where c.finished_at is null;
 
   if v_dead + v_leases > 0 then

@@ -15,6 +15,7 @@ _MEANING = {
     "accounted": "nothing is due beyond the objective and in nobody's hands",
     "closed": "no failure speaks of a hold that has expired",
     "consistent": "each claim expired as many holds as the trail says",
+    "readable": "the target can be read; pgreaper status says why not",
 }
 
 

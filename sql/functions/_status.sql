@@ -64,6 +64,11 @@ begin
     when lock_not_available then
       state := 'broken';
       reason := format('%I.%I is locked by another session', policy.target_schema, policy.target_table);
+    -- One broken policy must not hide the others.  The server's words may carry values of rows.
+    when others then
+      state := 'broken';
+      reason := format('%I.%I cannot be read: %s (SQLSTATE %s)', policy.target_schema, policy.target_table,
+        pgreaper._error_class(sqlstate), sqlstate);
   end;
 
   select coalesce(sum(c.holds), 0) into leased

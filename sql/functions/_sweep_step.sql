@@ -87,7 +87,8 @@ begin
     begin
       v_try := pgreaper._write(v_policy, v_target, v_now, null, _sweep_step.worker, null, null, _sweep_step.start, v_wanted);
       set constraints all immediate;
-      if cardinality(v_try.locked) > coalesce(cardinality(v_try.done), 0) then
+      if cardinality(v_try.locked) > coalesce(cardinality(v_try.done), 0)
+        or pgreaper._held_again(v_policy, v_target, v_now, v_try.done) then
         raise triggered_action_exception;
       end if;
       v_step.taken := coalesce(cardinality(v_try.done), 0);

@@ -37,7 +37,10 @@ declare
   v_from integer := 1;
   v_to integer := v_size;
   v_width integer;
-  v_try record;
+  v_done text[];
+  v_code text;
+  v_raised boolean;
+  v_wait boolean;
   v_sqlstate text;
   v_constraint text;
   v_message text;
@@ -49,7 +52,6 @@ declare
   v_waits integer := 0;
   v_same integer := 0;
   v_suspended boolean := false;
-  v_vetoed text[] := '{}';
   v_locked text[] := '{}';
   v_forbidden text[] := '{}';
   v_failed text[] := '{}';
@@ -62,7 +64,7 @@ begin
 
   while v_from <= v_size loop
     begin
-      v_try := pgreaper._attempt(policy, target, _transition.clock, _transition.token, _transition.worker,
+      v_done := pgreaper._attempt(policy, target, _transition.clock, _transition.token, _transition.worker,
         batch.keys[v_from:v_to], case when target.plain then batch.hints[v_from:v_to] end);
       v_sqlstate := null;
     exception
@@ -74,8 +76,7 @@ begin
     end;
 
     if v_sqlstate is null then
-      expired := expired || v_try.expired;
-      v_vetoed := v_vetoed || v_try.vetoed;
+      expired := expired || v_done;
       -- Widen again: the guilty are few.
       v_width := 2 * (v_to - v_from + 1);
       v_from := v_to + 1;
@@ -94,7 +95,10 @@ begin
                    '', 'Nobody was charged; the next round tries again.']
       end;
     end if;
-    if v_environment or v_sqlstate in ('40001', '40P01', '55P03') then
+    -- A trigger that says RAISE with one of these codes waits for nobody: that is its failure.
+    v_raised := split_part(v_context, E'\n', 1) like '%RAISE';
+    v_wait := v_environment or (v_sqlstate in ('40001', '40P01', '55P03') and not v_raised);
+    if v_wait then
       v_waits := v_waits + 1;
       if v_waits >= c_waits then
         v_locked := v_locked || batch.keys[v_from:v_size];
@@ -108,19 +112,22 @@ begin
 
     if v_environment and v_sqlstate = '42501' then
       v_forbidden := v_forbidden || batch.keys[v_from];
-    elsif v_environment or v_sqlstate in ('40001', '40P01', '55P03') then
+    elsif v_wait then
       v_locked := v_locked || batch.keys[v_from];
     else
-      v_same := case when v_sqlstate = v_sqlstates[cardinality(v_sqlstates)] then v_same + 1 else 1 end;
+      -- 09000 is our own word for a veto: no error of the server's.
+      v_code := nullif(v_sqlstate, '09000');
+      v_same := case when v_same > 0 and v_code is not distinct from v_sqlstates[cardinality(v_sqlstates)]
+                     then v_same + 1 else 1 end;
       v_failed := v_failed || batch.keys[v_from];
-      v_sqlstates := v_sqlstates || v_sqlstate;
+      v_sqlstates := v_sqlstates || v_code;
       -- A trigger may pass anything off as the name of a constraint, a value of the row too.
       v_constraints := v_constraints || case
         when exists (select from pg_catalog.pg_constraint as c where c.conname = v_constraint)
           or exists (select from pg_catalog.pg_class as i where i.relname = v_constraint and i.relkind in ('i', 'I')) then v_constraint
       end;
       if v_same = c_same and cardinality(expired) = 0 then
-        v_suspended := pgreaper._suspend(policy, _transition.clock, v_sqlstate, v_same);
+        v_suspended := pgreaper._suspend(policy, _transition.clock, v_code, v_same);
         if v_suspended then
           v_failed := v_failed || batch.keys[v_from + 1:v_size];
           exit;
@@ -131,15 +138,13 @@ begin
     v_to := v_from;
   end loop;
 
-  if v_trouble is not null and cardinality(expired || v_failed || v_vetoed) = 0 then
+  if v_trouble is not null and cardinality(expired || v_failed) = 0 then
     raise exception using errcode = v_trouble[1], message = v_trouble[2], detail = v_trouble[3], hint = v_trouble[4];
   end if;
 
   -- Fewer than that in one batch, but the same all the time since the last success.
   if cardinality(v_failed) = v_same and v_same between 1 and c_same - 1 and cardinality(expired) = 0 then
     v_suspended := pgreaper._suspend(policy, _transition.clock, v_sqlstates[1], v_same);
-  elsif cardinality(v_vetoed) > 0 and cardinality(expired || v_failed) = 0 then
-    v_suspended := pgreaper._suspend(policy, _transition.clock, null, cardinality(v_vetoed));
   end if;
 
   if cardinality(expired) = 0 then
@@ -154,7 +159,7 @@ begin
   others := array(select row(l.key, 'locked', null)::pgreaper.hold_outcome from unnest(v_locked) as l (key));
 
   if v_suspended then
-    others := others || array(select row(f.key, 'retry', null)::pgreaper.hold_outcome from unnest(v_failed || v_vetoed) as f (key));
+    others := others || array(select row(f.key, 'retry', null)::pgreaper.hold_outcome from unnest(v_failed) as f (key));
   elsif cardinality(v_failed) > 0 then
     others := others || array(
       select c
@@ -165,23 +170,11 @@ begin
            group by f.sqlstate, f.name
         ) as f
        cross join lateral pgreaper._fail(policy, _transition.clock, f.keys, f.deadlines, _transition.token, _transition.worker,
-              transient => false, error_class => pgreaper._error_class(f.sqlstate), sqlstate => f.sqlstate,
+              transient => coalesce(f.sqlstate in ('40001', '40P01', '55P03'), false), error_class => pgreaper._error_class(f.sqlstate), sqlstate => f.sqlstate,
               constraint_name => f.name) as c);
   end if;
 
-  if cardinality(v_vetoed) > 0 and not v_suspended then
-    others := others || array(
-      select f
-        from (
-          select array_agg(b.key) as keys, array_agg(b.deadline) as deadlines
-            from unnest(batch.keys, batch.deadlines) as b (key, deadline)
-           where b.key = any (v_vetoed)
-        ) as v
-       cross join lateral pgreaper._fail(policy, _transition.clock, v.keys, v.deadlines, _transition.token, _transition.worker,
-              transient => false, error_class => 'UpdateVetoed') as f);
-  end if;
-
-  v_settled := expired || v_vetoed || v_locked || v_failed;
+  v_settled := expired || v_locked || v_failed;
   others := others || array(
     select c
       from (

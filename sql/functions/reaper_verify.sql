@@ -8,6 +8,7 @@
 --   kept          what the trail says has expired, and still has that deadline, is not held
 --   accounted     nothing is due beyond the objective that is neither leased, failed nor locked
 --   closed        no failure speaks of a hold that the trail has expired
+--   readable      (only when it is not) the target can be read
 --   consistent    what the claims counted as expired is what the trail holds for them
 --
 -- `accounted` speaks of now: a backlog that is being worked on violates it until it is gone.
@@ -41,80 +42,90 @@ begin
        and (reaper_verify.policy is null or p.name = reaper_verify.policy)
      order by p.name
   loop
-    v_target := pgreaper._target(v_policy);
-    v_row.policy := v_policy.name;
+    begin
+      v_row.policy := v_policy.name;
+      v_target := pgreaper._target(v_policy);
 
-    v_row.invariant := 'once';
-    select count(*), min(d.key) into v_row.found, v_row.example
-      from (
-        select h.key
-          from pgreaper.transitions as t
-         cross join lateral unnest(t.keys, t.deadlines) as h (key, deadline)
-         where t.policy_id = v_policy.policy_id
-         group by h.key, h.deadline
-        having count(*) > 1
-      ) as d;
-    v_row.holds := v_row.found = 0;
-    return next v_row;
+      v_row.invariant := 'once';
+      select count(*), min(d.key) into v_row.found, v_row.example
+        from (
+          select h.key
+            from pgreaper.transitions as t
+           cross join lateral unnest(t.keys, t.deadlines) as h (key, deadline)
+           where t.policy_id = v_policy.policy_id
+           group by h.key, h.deadline
+          having count(*) > 1
+        ) as d;
+      v_row.holds := v_row.found = 0;
+      return next v_row;
 
-    v_row.invariant := 'not early';
-    select count(*), min(h.key) into v_row.found, v_row.example
-      from pgreaper.transitions as t
-     cross join lateral unnest(t.keys, t.deadlines) as h (key, deadline)
-     where t.policy_id = v_policy.policy_id
-       and h.deadline > t.at;
-    v_row.holds := v_row.found = 0;
-    return next v_row;
+      v_row.invariant := 'not early';
+      select count(*), min(h.key) into v_row.found, v_row.example
+        from pgreaper.transitions as t
+       cross join lateral unnest(t.keys, t.deadlines) as h (key, deadline)
+       where t.policy_id = v_policy.policy_id
+         and h.deadline > t.at;
+      v_row.holds := v_row.found = 0;
+      return next v_row;
 
-    v_row.invariant := 'kept';
-    execute format(
-      'select count(*), min(f.key)'
-      '  from (select %1$s as key, %2$s as deadline from %3$s as h where %4$s and %5$s) as f'
-      '  join (select k.key, k.deadline from pgreaper.transitions as t cross join lateral unnest(t.keys, t.deadlines) as k (key, deadline)'
-      '         where t.policy_id = $4) as t on t.key = f.key and t.deadline = f.deadline',
-      v_target.key, v_target.deadline, v_target.relation, v_target.held, v_target.due)
-       into v_row.found, v_row.example
-      using v_now - v_policy.grace, null::timestamptz, null::text[], v_policy.policy_id;
-    v_row.holds := v_row.found = 0;
-    return next v_row;
+      v_row.invariant := 'kept';
+      execute format(
+        'select count(*), min(f.key)'
+        '  from (select %1$s as key, %2$s as deadline from %3$s as h where %4$s and %5$s) as f'
+        '  join (select k.key, k.deadline from pgreaper.transitions as t cross join lateral unnest(t.keys, t.deadlines) as k (key, deadline)'
+        '         where t.policy_id = $4) as t on t.key = f.key and t.deadline = f.deadline',
+        v_target.key, v_target.deadline, v_target.relation, v_target.held, v_target.due)
+         into v_row.found, v_row.example
+        using v_now - v_policy.grace, null::timestamptz, null::text[], v_policy.policy_id;
+      v_row.holds := v_row.found = 0;
+      return next v_row;
 
-    v_row.invariant := 'accounted';
-    execute format(
-      'select count(*), min(f.key)'
-      '  from (select %1$s as key, %2$s as deadline from %3$s as h where %4$s and %5$s and %6$s) as f'
-      ' where not exists (select from pgreaper.failures as x where x.policy_id = $4 and x.key = f.key and x.deadline = f.deadline)'
-      '   and not exists (select from pgreaper.claims as c where c.policy_id = $4 and c.finished_at is null and f.key = any (c.keys))',
-      v_target.key, v_target.deadline, v_target.relation, v_target.held, v_target.due,
-      case when v_target.plain then
-        'not (h.xmax = any (array(select l.transactionid from pg_catalog.pg_locks as l'
-        ' where l.locktype = ''transactionid'' and l.mode = ''ExclusiveLock'' and l.granted)))'
-        else 'true' end)
-       into v_row.found, v_row.example
-      using v_now - v_policy.grace - v_policy.objective, null::timestamptz, null::text[], v_policy.policy_id;
-    v_row.holds := v_row.found = 0;
-    return next v_row;
+      v_row.invariant := 'accounted';
+      execute format(
+        'select count(*), min(f.key)'
+        '  from (select %1$s as key, %2$s as deadline from %3$s as h where %4$s and %5$s and %6$s) as f'
+        ' where not exists (select from pgreaper.failures as x where x.policy_id = $4 and x.key = f.key and x.deadline = f.deadline)'
+        '   and not exists (select from pgreaper.claims as c where c.policy_id = $4 and c.finished_at is null and f.key = any (c.keys))',
+        v_target.key, v_target.deadline, v_target.relation, v_target.held, v_target.due,
+        case when v_target.plain then
+          'not (h.xmax = any (array(select l.transactionid from pg_catalog.pg_locks as l'
+          ' where l.locktype = ''transactionid'' and l.mode = ''ExclusiveLock'' and l.granted)))'
+          else 'true' end)
+         into v_row.found, v_row.example
+        using v_now - v_policy.grace - v_policy.objective, null::timestamptz, null::text[], v_policy.policy_id;
+      v_row.holds := v_row.found = 0;
+      return next v_row;
 
-    v_row.invariant := 'closed';
-    select count(*), min(f.key) into v_row.found, v_row.example
-      from pgreaper.failures as f
-     where f.policy_id = v_policy.policy_id
-       and exists (
-         select from pgreaper.transitions as t
-          where t.policy_id = f.policy_id
-            and tstzrange(t.first_deadline, t.last_deadline, '[]') @> f.deadline
-            and exists (select from unnest(t.keys, t.deadlines) as k (key, deadline)
-                         where k.key = f.key and k.deadline = f.deadline));
-    v_row.holds := v_row.found = 0;
-    return next v_row;
+      v_row.invariant := 'closed';
+      select count(*), min(f.key) into v_row.found, v_row.example
+        from pgreaper.failures as f
+       where f.policy_id = v_policy.policy_id
+         and exists (
+           select from pgreaper.transitions as t
+            where t.policy_id = f.policy_id
+              and tstzrange(t.first_deadline, t.last_deadline, '[]') @> f.deadline
+              and exists (select from unnest(t.keys, t.deadlines) as k (key, deadline)
+                           where k.key = f.key and k.deadline = f.deadline));
+      v_row.holds := v_row.found = 0;
+      return next v_row;
 
-    v_row.invariant := 'consistent';
-    select count(*), min(c.token::text) into v_row.found, v_row.example
-      from pgreaper.claims as c
-     where c.policy_id = v_policy.policy_id
-       and c.ending = 'expired'
-       and c.expired <> (select coalesce(sum(t.holds), 0) from pgreaper.transitions as t where t.token = c.token);
-    v_row.holds := v_row.found = 0;
-    return next v_row;
+      v_row.invariant := 'consistent';
+      select count(*), min(c.token::text) into v_row.found, v_row.example
+        from pgreaper.claims as c
+       where c.policy_id = v_policy.policy_id
+         and c.ending = 'expired'
+         and c.expired <> (select coalesce(sum(t.holds), 0) from pgreaper.transitions as t where t.token = c.token);
+      v_row.holds := v_row.found = 0;
+      return next v_row;
+    exception
+      -- One broken policy must not hide the others; the example is the SQLSTATE.
+      when others then
+        v_row.invariant := 'readable';
+        v_row.holds := false;
+        v_row.found := 1;
+        v_row.example := sqlstate;
+        return next v_row;
+    end;
   end loop;
 end;
 $function$;

@@ -515,14 +515,12 @@ def test_c069_a_sweep_under_a_roles_timeout_keeps_what_it_has_committed(committe
     assert core.value("select count(*) from pgreaper.failures") == 0
 
 
-@pytest.mark.parametrize("how", ["lock timeout", "deadlock", "serialization"])
+@pytest.mark.parametrize("how", ["lock timeout", "deadlock"])
 def test_c033_who_waits_for_somebodys_lock_is_not_charged(committed, core, holds, connect, how):
-    """40001, 40P01 and 55P03, the second and third by somebody who really is in the way: nobody is charged."""
+    """40P01 and 55P03, by somebody who really is in the way: nobody is charged."""
     ids = holds.due(6)
     core.do("create table stock (id int primary key, n int)", "insert into stock values (1, 6)")
     body = "update public.stock set n = n + 1 where id = 1;"
-    if how == "serialization":
-        body = "raise exception using errcode = '40001';"
     spoil(core, [ids[3]])
     core.do(*trigger(body))
     core.register()
@@ -535,8 +533,54 @@ def test_c033_who_waits_for_somebodys_lock_is_not_charged(committed, core, holds
     assert outcomes.pop(str(ids[3])) == ("locked", None)
     assert {outcome for outcome, _ in outcomes.values()} == {"expired"}
     assert core.value("select count(*) from pgreaper.failures") == 0
-    if how != "serialization":
-        assert core.run() == {str(ids[3]): "expired"}
+    assert core.run() == {str(ids[3]): "expired"}
+
+
+@pytest.mark.parametrize("sqlstate", ["40001", "40P01", "55P03"])
+def test_c033_a_trigger_that_only_says_so_is_charged(core, holds, sqlstate):
+    """RAISE with the code of a lock waits for nobody: a transient failure of its hold, with a budget."""
+    ids = holds.due(6)
+    spoil(core, [ids[3]])
+    core.do(*trigger(f"raise exception using errcode = '{sqlstate}';"))
+    core.register()
+    outcomes = core.expire(core.claim()[0].token)
+    assert outcomes.pop(str(ids[3]))[0] == "retry"
+    assert {outcome for outcome, _ in outcomes.values()} == {"expired"}
+    assert core.rows("select attempts, sqlstate from pgreaper.failures") == [(1, sqlstate)]
+
+
+@pytest.mark.parametrize("way", ["claim", "sweep"])
+@pytest.mark.parametrize("when", ["after", "deferred"])
+def test_a_hold_that_a_trigger_brings_back_is_a_veto(committed, core, holds, when, way):
+    """With the same deadline it would expire again and again: it is a dead letter after one try, and once at most."""
+    ids = holds.due(20)
+    deferred = "constraint" if when == "deferred" else ""
+    core.do(
+        "create function back() returns trigger language plpgsql as $$ begin"
+        f" if new.status = 'expired' and new.id = {ids[6]} then"
+        "  update public.holds set status = 'held' where id = new.id; end if; return null; end $$",
+        f"create {deferred} trigger back after update on holds"
+        f" {'deferrable initially deferred' if deferred else ''} for each row execute function back()",
+    )
+    core.register()
+    if way == "sweep":
+        assert core.value("call pgreaper.reaper_sweep()") == 19
+    else:
+        assert core.expire(core.claim()[0].token)[str(ids[6])] == ("dead-letter", None)
+    assert core.rows("select key, error_class from pgreaper.failures") == [(str(ids[6]), "UpdateVetoed")]
+    assert core.value("select sum(holds) from pgreaper.transitions") == 19
+
+
+def test_a_trigger_that_moves_the_deadline_and_keeps_the_hold_is_undone(core, holds):
+    """Nothing of what it did stays, so the hold is no new incarnation each time."""
+    (only,) = holds.due(1)
+    core.do(*trigger("new.status := 'held'; new.expires_at := old.expires_at + interval '1 second';"))
+    spoil(core, [only])
+    core.register()
+    before = core.rows("select expires_at from holds")
+    assert core.expire(core.claim()[0].token) == {str(only): ("dead-letter", None)}
+    assert core.rows("select expires_at from holds") == before
+    assert core.claim(rescan=True) == []
 
 
 def test_c090_a_retry_that_somebody_has_locked_does_not_make_a_sweep_spin(committed, core, holds, connect):

@@ -1,0 +1,40 @@
+-- _held_again: whether a trigger that ran after the transition made one of these due again.
+--
+-- Looked at only where such a trigger can be: an AFTER trigger of the user's on a table, or
+-- anything on a partitioned table or under a view.  A hold that came back with the same
+-- deadline would expire again and again.
+create function pgreaper._held_again(
+  policy pgreaper.policies,
+  target pgreaper._target,
+  clock timestamptz,
+  keys text[]
+)
+returns boolean
+language plpgsql
+volatile
+security invoker
+as $function$
+declare
+  v_found boolean := false;
+begin
+  if cardinality(_held_again.keys) > 0 and (not target.plain or exists (
+    select from pg_catalog.pg_trigger as t
+     where t.tgrelid = to_regclass(format('%I.%I', policy.target_schema, policy.target_table))
+       and not t.tgisinternal
+       and t.tgenabled <> 'D'
+       -- Bits of tgtype: 2 before, 16 update.
+       and t.tgtype & 2 = 0
+       and t.tgtype & 16 <> 0
+  )) then
+    execute format('select exists (select from %s as h where %s and %s and %s)',
+      target.relation, target.matches, target.held, target.due)
+       into v_found
+      using _held_again.clock - policy.grace, null::timestamptz, _held_again.keys;
+  end if;
+
+  return v_found;
+end;
+$function$;
+
+comment on function pgreaper._held_again(pgreaper.policies, pgreaper._target, timestamptz, text[]) is
+'Whether a trigger that ran after the transition made one of these holds due again.';
