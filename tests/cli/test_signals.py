@@ -157,6 +157,27 @@ def test_a_daemon_expires_a_hold_when_its_time_comes(db, holds, start, wait_unti
     assert late < 1
 
 
+def test_a_daemon_that_finds_only_locked_rows_looks_less_and_less_often(db, holds, start, wait_until, connect):
+    """Each look is a claim, and writes; the pauses grow, and the hold expires when its lock is gone."""
+    holds.register()
+    (only,) = holds.due(1)
+    application = connect()
+    with application.transaction():
+        application.execute("update holds set customer_email = 'x' where id = %s", (only,))
+        worker = start("work", "--daemon")
+        wait_until("select count(*) >= 7 from pgreaper.claims where locked = 1")
+        pauses = db.execute(
+            "select extract(epoch from claimed_at - lag(finished_at) over (order by claimed_at))::float8"
+            " from pgreaper.claims order by claimed_at offset 1"
+        ).fetchall()
+    wait_until("select status = 'expired' from holds")
+    worker.popen.send_signal(signal.SIGTERM)
+    result, _ = worker.end()
+
+    assert result.code == 0
+    assert max(pause for (pause,) in pauses[4:]) > 0.3
+
+
 def test_a_daemon_survives_the_loss_of_its_connection(holds, start, wait_until, db):
     """Its backend is terminated while it sleeps: one line a step, then it works again."""
     holds.register()
