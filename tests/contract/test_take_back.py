@@ -135,6 +135,7 @@ def test_renewed_from_a_new_session_it_goes_on(core, holds, worker, connect, set
     assert ending(core, token) is None
     terminate(core, again)
     core.claim()
+    assert ending(core, token) is None, "the five seconds begin anew"
     set_clock(timedelta(seconds=36))
     core.claim()
     assert ending(core, token) == "taken-back"
