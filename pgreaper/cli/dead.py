@@ -15,14 +15,17 @@ from pgreaper.text import key as shown_key
 _LISTED = 100
 
 
-@click.group()
-def dead() -> None:
+@click.group(invoke_without_command=True)
+@click.pass_context
+def dead(ctx: click.Context) -> None:
     """
     Dead letters: holds whose retry budget is spent.
 
     They stay as they are, excluded from claims, until somebody replays or discards them, or until the
     application gives them another deadline.
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def _filters(function: Callable[..., None]) -> Callable[..., None]:

@@ -27,8 +27,8 @@ def verify(ctx: click.Context, *, policy: str | None, database_url: str | None, 
     """
     Check from the books and the rows that the invariants hold; all policies unless one is named.
 
-    Reads the whole trail and the due rows; changes nothing. "accounted" speaks of now: a backlog that is
-    being worked on violates it until it is gone.
+    Reads the whole trail and the due rows; changes nothing. That nothing is due beyond the objective speaks
+    of now: a backlog that is being worked on violates it until it is gone.
 
     Exit codes: 0 everything holds; 3 something does not; 2 usage; 75 the database is unreachable.
     """
