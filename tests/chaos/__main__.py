@@ -18,10 +18,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from heapq import heappop, heappush
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -31,6 +31,8 @@ from tests.chaos import audit, plants
 from tests.chaos.blows import Blow, plan
 from tests.chaos.crowd import Application, Cron, Fleet, Operator, Player, Slot, Sweep, verify
 from tests.chaos.proxy import Proxy
+
+T = TypeVar("T")
 
 _BUSY = "select worker from pgreaper.claims where finished_at is null order by claimed_at desc"
 _BACKENDS = """
@@ -109,6 +111,18 @@ class Chaos:
                     raise
                 time.sleep(0.05)
 
+    def _ask(self, question: Callable[[psycopg.Connection[Any]], T]) -> T:
+        """Ask the database, again if the last blow takes the connection."""
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                with self.connect() as connection:
+                    return question(connection)
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
     # The run
 
     def begin(self) -> None:
@@ -142,13 +156,12 @@ class Chaos:
         for slot in self.daemons:
             slot.start()
         deadline = time.monotonic() + patience
-        with self.connect() as connection:
-            audit.put_right(connection)
-            while not audit.is_quiet(connection):
-                if time.monotonic() > deadline:
-                    self.wrong.append(f"after {patience:.0f} s of calm there is still something to do")
-                    break
-                time.sleep(0.2)
+        self._ask(audit.put_right)
+        while not self._ask(audit.is_quiet):
+            if time.monotonic() > deadline:
+                self.wrong.append(f"after {patience:.0f} s of calm there is still something to do")
+                break
+            time.sleep(0.2)
         self._end(*self.sweeps)
         self.cron.stop()
         self.cron.join(90)
@@ -198,9 +211,14 @@ class Chaos:
     def _deal(self, blow: Blow) -> bool:
         """After a crash everybody may be away: wait a little for somebody whom the blow can hit."""
         deadline = time.monotonic() + 3
-        while not (landed := self._deeds[blow.kind](blow)) and time.monotonic() < deadline:
+        while True:
+            # A server that lost a backend ends the others a moment later, ours among them.
+            with suppress(psycopg.OperationalError):
+                if self._deeds[blow.kind](blow):
+                    return True
+            if time.monotonic() > deadline:
+                return False
             time.sleep(0.05)
-        return landed
 
     def _after(self, seconds: float, deed: Callable[[], object]) -> None:
         heappush(self._later, (time.monotonic() + seconds, len(self._later) + self.struck.total() * 1000, deed))
