@@ -6,6 +6,7 @@ module is imported when that command runs, and only then: ``pgreaper work`` in a
 job starts as fast as psycopg and click do.
 """
 
+import logging
 import os
 import sys
 from importlib import import_module
@@ -101,6 +102,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code; nothing but one ``error:`` line tells of a failure."""
     arguments = sys.argv[1:] if argv is None else argv
     harden()
+    # What psycopg thinks worth a warning (a rollback that came too late) is told by us, or not worth telling.
+    logging.getLogger("psycopg").addHandler(logging.NullHandler())
     try:
         result = cli.main(args=arguments, prog_name="pgreaper", standalone_mode=False)
         sys.stdout.flush()

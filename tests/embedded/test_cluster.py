@@ -30,19 +30,17 @@ OWNER = """
 import sys, time
 from pgreaper.embedded import Cluster
 with Cluster(keep="keep" in sys.argv) as cluster:
-    print(cluster.room, cluster.pid, flush=True)
-    if "keep" in sys.argv:
-        print(cluster.stop_command, flush=True)
-    elif "raise" in sys.argv:
-        raise SystemExit(3)
-    elif "interrupted" in sys.argv:
-        try:
+    try:
+        print(cluster.room, cluster.pid, flush=True)
+        if "keep" in sys.argv:
+            print(cluster.stop_command, flush=True)
+        elif "raise" in sys.argv:
+            raise SystemExit(3)
+        else:
             time.sleep(600)
-        except KeyboardInterrupt:
-            time.sleep(0.5)
-            print(cluster.run("psql", "-Atc", "select 'still there'").stdout, flush=True)
-    else:
-        time.sleep(600)
+    except KeyboardInterrupt:
+        time.sleep(0.5)
+        print(cluster.run("psql", "-Atc", "select 'still there'").stdout, flush=True)
 """
 
 
