@@ -61,7 +61,11 @@ _INTERVALS = ("grace", "lease", "backoff_base", "backoff_cap", "objective")
     help="Attempts before any other failure is one.",
 )
 @click.option(
-    "--backoff-base", metavar="INTERVAL", default="1 second", show_default=True, help="Wait before the first retry."
+    "--backoff-base",
+    metavar="INTERVAL",
+    default="1 second",
+    show_default=True,
+    help="The first retry waits twice this, each further one twice as long; plus up to half at random.",
 )
 @click.option(
     "--backoff-cap", metavar="INTERVAL", default="1 hour", show_default=True, help="Longest wait before a retry."

@@ -1,8 +1,8 @@
 -- _suspend: holds failed alike and none succeeded: is it them, or the policy?
 --
 -- A CHECK that forgot the new status or a broken trigger fails every hold, and the holds
--- are innocent; so they are when a trigger vetoes all (`sqlstate` NULL).  So the first time nobody is charged and the policy rests; it is then
--- tried with other holds.  If one of those succeeded since, the guilty are these holds
+-- are innocent; so they are when a trigger vetoes all (`sqlstate` NULL).  So the first
+-- time nobody is charged and the policy rests; it is then tried with other holds.  If one of those succeeded since, the guilty are these holds
 -- after all.  If not, the policy rests longer and longer, and goes on by itself when the
 -- cause is gone.
 --

@@ -1,7 +1,8 @@
 -- _transition: expire these holds and say of each what became of it.
 --
--- The way of claim + expire and of the sweep; there is no other.  Whatever a trigger
--- or constraint of the user raises is caught around the whole batch; the batch is then
+-- The way of claim + expire, and of a sweep for whatever its one fused statement cannot
+-- settle.  What a trigger or constraint of the user raises is caught around the whole
+-- batch; the batch is then
 -- halved until the guilty holds stand alone, so that the others are expired in the
 -- same call.  A subtransaction per hold would overflow the server's cache of them and
 -- slow every other session; halving needs a handful.
@@ -12,7 +13,8 @@
 -- Promises
 --   * Each key comes back once: in `expired`, or with its outcome in `others`.
 --   * A hold whose trigger or key waits for somebody's lock is `locked`, not charged; after
---     a few such waits the rest of the batch is left for the next round.
+--     a few such waits the rest of the batch is left for the next round.  A trigger that
+--     only says RAISE with such a code waits for nobody: a transient failure of its hold.
 --   * Trouble of the environment is charged to nobody: it is raised, and so is a missing
 --     right, unless other holds of the batch are settled.  Then the hold that met it is
 --     `locked`, and a right that was missing beside holds that expired is its own failure.

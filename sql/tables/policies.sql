@@ -67,7 +67,7 @@ comment on column pgreaper.policies.lease is 'How long a claim is leased.';
 comment on column pgreaper.policies.batch is 'How many holds a claim or a step of a sweep takes when the call does not say.';
 comment on column pgreaper.policies.max_attempts is 'Attempts before a transient failure becomes a dead letter.';
 comment on column pgreaper.policies.permanent_attempts is 'Attempts before any other failure becomes a dead letter.';
-comment on column pgreaper.policies.backoff_base is 'Delay of the first retry; doubles with each attempt.';
+comment on column pgreaper.policies.backoff_base is 'Unit of the delay before a retry: base * 2^attempts, plus up to half of it.';
 comment on column pgreaper.policies.backoff_cap is 'The longest delay before a retry.';
 comment on column pgreaper.policies.rate_limit is 'Holds per second that the whole fleet may take; NULL: no limit.';
 comment on column pgreaper.policies.max_claims is 'Leases that may be active at once; NULL: no limit.';
