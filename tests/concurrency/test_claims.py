@@ -189,10 +189,13 @@ def test_c080_ten_sweeps_at_once_and_sixty_with_nothing_to_do(
     assert sum(swept) == 2000
     assert set(witnessed.states().values()) == {"expired"}
     assert rows(db, "select * from pgreaper.failures") == []
-    before = rows(db, "select pg_snapshot_xmax(pg_current_snapshot()) as next")
-    for _ in range(60):
-        assert rows(connections[0], sweep) == [{"expired": 0}]
-    assert rows(db, "select pg_snapshot_xmax(pg_current_snapshot()) as next") == before
+    quiet = False
+    for _ in range(5):  # Autovacuum may take an id meanwhile; sweeps that took one would take sixty each time.
+        before = rows(db, "select pg_snapshot_xmax(pg_current_snapshot()) as next")
+        for _ in range(60):
+            assert rows(connections[0], sweep) == [{"expired": 0}]
+        quiet = quiet or rows(db, "select pg_snapshot_xmax(pg_current_snapshot()) as next") == before
+    assert quiet
     for connection in connections:
         connection.close()
 
