@@ -10,7 +10,8 @@
 #   make lock   resolve requirements.lock again from pyproject.toml
 #   make clean  remove what the targets made
 #
-# Variables: PYTHON (an interpreter), PYTEST (arguments, e.g. PYTEST="-k claim -x"),
+# Variables: PYTHON (an interpreter), PYTEST (arguments, e.g. PYTEST="-k claim -x"), JOBS (tests at once, each
+# with a server of its own; 1 on the one server that PGREAPER_TEST_DSN names),
 # SECONDS and SEED of the chaos (SEED=17 repeats the decisions of a run that had 17).
 
 VENV := .venv
@@ -18,6 +19,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTHON ?=
 PYTEST ?=
+JOBS ?= $(if $(PGREAPER_TEST_DSN),0,2)
 SECONDS ?= 60
 SEED ?=
 
@@ -39,7 +41,7 @@ demo: venv
 	@$(BIN)/pgreaper demo
 
 test: lint
-	@$(BIN)/pytest $(PYTEST)
+	@$(BIN)/pytest -n $(JOBS) $(PYTEST)
 
 lint: venv
 	@$(BIN)/ruff check

@@ -150,7 +150,7 @@ def db(connect: Connect) -> psycopg.Connection[Any]:
 
 
 @pytest.fixture
-def new_database(server: Server) -> Iterator[Callable[[], str]]:
+def new_database(server: Server, worker_id: str) -> Iterator[Callable[[], str]]:
     """A function that creates an empty database, without pgreaper, and returns its URL; dropped at the end."""
     numbers = count(1)
     with psycopg.connect(server.url(server.maintenance_dbname), autocommit=True) as admin, ExitStack() as stack:
@@ -159,7 +159,7 @@ def new_database(server: Server) -> Iterator[Callable[[], str]]:
             admin.execute(sql.SQL("drop database if exists {} with (force)").format(name))
 
         def create() -> str:
-            name = f"pgreaper_empty_{next(numbers)}"
+            name = f"pgreaper_empty_{worker_id}_{next(numbers)}"
             drop(sql.Identifier(name))
             admin.execute(sql.SQL("create database {} template template0").format(sql.Identifier(name)))
             stack.callback(drop, sql.Identifier(name))

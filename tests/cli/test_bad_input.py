@@ -141,7 +141,7 @@ def test_not_installed(pgreaper, empty_dsn, command):
     result = pgreaper(*command, url=empty_dsn)
     assert result.code == 1
     assert re.fullmatch(
-        r"error: pgreaper is not installed in database pgreaper_empty_1\nhint: Run `pgreaper install`.*\n", result.err
+        r"error: pgreaper is not installed in database pgreaper_empty_\w+\nhint: Run `pgreaper install`.*\n", result.err
     )
 
 
