@@ -278,6 +278,23 @@ def wait_for_lock(connect: Connect) -> Callable[..., None]:
     return wait_for_lock
 
 
+@pytest.fixture(scope="session")
+def needs() -> Callable[..., Path]:
+    """
+    A function that finds what only Debian packages: ``needs("pgbouncer", package="pgbouncer")`` looks along PATH and
+    in the sbin folders; an absolute path is looked at as it is.  Without it the test is skipped and says what to do.
+    """
+
+    def needs(program: str, *, package: str) -> Path:
+        path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+        found = program if Path(program).is_absolute() and Path(program).exists() else shutil.which(program, path=path)
+        if not found:
+            pytest.skip(f"{program} is missing: apt-get install {package}")
+        return Path(found)
+
+    return needs
+
+
 def pytest_report_header() -> str:
     if os.environ.get("PGREAPER_TEST_DSN"):
         return "postgres: PGREAPER_TEST_DSN"
