@@ -33,17 +33,24 @@
 \ir functions/_lateness.sql
 \ir functions/_quantile.sql
 
+-- Counters.
+\ir functions/_count.sql
+\ir functions/_count_transition.sql
+\ir functions/_count_events.sql
+
 -- Policies, and the target as SQL.
 \ir functions/_require_writable.sql
 \ir functions/_policy.sql
 \ir functions/_key_part.sql
 \ir functions/_target.sql
 \ir functions/_batch_size.sql
+\ir functions/_subscription.sql
 \ir functions/_zone.sql
 \ir functions/_canonical.sql
 \ir functions/_find_key.sql
 \ir functions/_check_target.sql
 \ir functions/_check_columns.sql
+\ir functions/_unpublishable.sql
 \ir functions/_settings.sql
 \ir functions/reaper_register.sql
 \ir functions/reaper_unregister.sql

@@ -16,9 +16,15 @@ returns table (
   expired bigint,
   already_done bigint,
   not_eligible bigint,
+  retries bigint,
+  dead_letters bigint,
+  taken_back bigint,
+  duplicate_rate double precision,
   lateness_p50 interval,
   lateness_p99 interval,
   lateness_max interval,
+  start_p50 interval,
+  start_p99 interval,
   finish_p50 interval,
   finish_p99 interval,
   last_success timestamptz
@@ -47,6 +53,10 @@ begin
     state := 'suspended';
     reason := format('every hold fails alike: %s%s',
       pgreaper._error_class(v_cursor.failing_sqlstate), ' (SQLSTATE ' || v_cursor.failing_sqlstate || ')');
+  end if;
+  if state <> 'paused' and pgreaper._subscription(policy) is not null then
+    state := 'passive';
+    reason := format('the rows come through subscription %I, whose publisher expires them', pgreaper._subscription(policy));
   end if;
 
   begin
@@ -82,14 +92,12 @@ begin
     from (select from pgreaper.failures as f
            where f.policy_id = policy.policy_id and f.not_before = 'infinity' and f.discarded_at is null limit c_cap) as f;
 
-  expired := (select coalesce(sum(t.holds), 0) from pgreaper.transitions as t where t.policy_id = policy.policy_id)
-    + coalesce((select o.expired from pgreaper.totals as o where o.policy_id = policy.policy_id), 0);
-  already_done := (
-      select count(*) from pgreaper.events as e where e.policy_id = policy.policy_id and e.kind = 'already-done')
-    + coalesce((select o.already_done from pgreaper.totals as o where o.policy_id = policy.policy_id), 0);
-  not_eligible := (
-      select count(*) from pgreaper.events as e where e.policy_id = policy.policy_id and e.kind = 'not-eligible')
-    + coalesce((select o.not_eligible from pgreaper.totals as o where o.policy_id = policy.policy_id), 0);
+  select coalesce(sum(t.expired), 0), coalesce(sum(t.already_done), 0), coalesce(sum(t.not_eligible), 0),
+         coalesce(sum(t.retry), 0), coalesce(sum(t.dead_letter), 0), coalesce(sum(t.taken_back), 0), max(t.last_success)
+    into expired, already_done, not_eligible, retries, dead_letters, taken_back, last_success
+    from pgreaper.totals as t
+   where t.policy_id = policy.policy_id;
+  duplicate_rate := already_done / nullif(expired + already_done + not_eligible + retries + dead_letters, 0)::double precision;
 
   select array_agg(s.holds order by s.bucket) into v_counts
     from (
@@ -117,18 +125,16 @@ begin
   lateness_p50 := least(pgreaper._quantile(v_counts, 0.5), lateness_max);
   lateness_p99 := least(pgreaper._quantile(v_counts, 0.99), lateness_max);
 
-  select percentile_cont(0.5) within group (order by c.took), percentile_cont(0.99) within group (order by c.took)
-    into finish_p50, finish_p99
+  select percentile_cont(0.5) within group (order by c.waited), percentile_cont(0.99) within group (order by c.waited),
+         percentile_cont(0.5) within group (order by c.took), percentile_cont(0.99) within group (order by c.took)
+    into start_p50, start_p99, finish_p50, finish_p99
     from (
-      select c.finished_at - c.claimed_at as took
+      select c.started_at - c.claimed_at as waited, c.finished_at - c.claimed_at as took
         from pgreaper.claims as c
        where c.policy_id = policy.policy_id and c.finished_at >= v_now - c_span and c.ending = 'expired'
        order by c.finished_at desc
        limit c_sample
     ) as c;
-
-  select t.at into last_success
-    from pgreaper.transitions as t where t.policy_id = policy.policy_id order by t.at desc limit 1;
 
   return next;
 end;

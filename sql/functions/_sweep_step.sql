@@ -32,7 +32,7 @@ declare
   v_step pgreaper._step := row(0, 0, 0, 0, _sweep_step.start, false, false)::pgreaper._step;
 begin
   perform pgreaper._require_writable();
-  if v_policy.paused_at is not null then
+  if v_policy.paused_at is not null or pgreaper._subscription(v_policy) is not null then
     return v_step;
   end if;
 

@@ -50,7 +50,7 @@ declare
   v_until constant timestamptz := v_now + v_policy.lease;
 begin
   perform pgreaper._require_writable();
-  if v_policy.paused_at is not null then
+  if v_policy.paused_at is not null or pgreaper._subscription(v_policy) is not null then
     return;
   end if;
 

@@ -5,7 +5,7 @@
 --
 -- Promises
 --   * Never negative; zero when something may be claimed now.
---   * NULL when nothing lies ahead, and for a paused policy.
+--   * NULL when nothing lies ahead, and for a paused policy or the copy of a logical subscriber.
 --   * Writes nothing; a few index probes per policy.
 --
 -- Raises
@@ -38,6 +38,7 @@ begin
        and p.paused_at is null
        and (reaper_next_due.policy is null or p.name = reaper_next_due.policy)
   loop
+    continue when pgreaper._subscription(v_policy) is not null;
     v_target := pgreaper._target(v_policy);
     select c.* into v_cursor from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
 

@@ -6,7 +6,8 @@
 --
 -- Promises
 --   * Returns the settings that changed, with old and new value; all of them for a new policy.
---   * The target is not changed, and not locked beyond reading its definition.
+--   * The target is not changed, and not locked beyond reading its definition (where updates
+--     are published: planning one).
 --   * With `dry_run` everything is checked and nothing is stored.
 --
 -- Raises
@@ -49,6 +50,7 @@ declare
   v_old pgreaper.policies;
   v_now constant timestamptz := pgreaper._clock();
   v_column record;
+  v_published record;
   v_changes pgreaper.policy_change[];
 begin
   perform pgreaper._require_writable();
@@ -158,6 +160,17 @@ begin
       raise exception 'state % is both held and expired', quote_literal(v_new.expired)
         using errcode = 'RP003', hint = 'A hold that stays held would be expired for ever.';
     end if;
+  end if;
+
+  -- Published tables need a replica identity, or every transition would be refused.
+  select u.reason, u.remedy into v_published
+    from pgreaper._unpublishable(
+      reaper_register.target, coalesce(reaper_register.status_column, reaper_register.stamp_column)) as u;
+  if v_published.reason is not null then
+    raise exception 'updates of % are published, and its replica identity does not allow them', reaper_register.target
+      using errcode = 'RP003',
+            detail = v_published.reason,
+            hint = coalesce(v_published.remedy, 'Change the publication: its row filter or column list needs a column outside the replica identity.');
   end if;
 
   -- What is there already.
