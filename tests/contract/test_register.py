@@ -453,16 +453,19 @@ def test_row_level_security_under_a_view_is_refused(core):
         "create table secrets (thing_id int)",
         "create view plain as select * from things as t where not exists (select from secrets as s where s.thing_id = t.id)",
         "create view above as select * from plain",
-        "create view invoked with (security_invoker = on) as select * from plain",
         "alter table secrets enable row level security",
         "grant select on secrets, things, plain to pgreaper_clerk",
     )
+    views = ["plain", "above"]
+    if core.connection.info.server_version >= 150000:  # before, every view reads with its owner's rights
+        core.do("create view invoked with (security_invoker = on) as select * from plain")
+        views.append("invoked")
     core.do('create role "Odd; Role" superuser', 'set local role "Odd; Role"')
-    for view in ("plain", "above", "invoked"):
+    for view in views:
         assert core.register(target=view, deadline_column="until", dry_run=True), "read as superuser"
     core.do("reset role")
     core.do("alter view plain owner to pgreaper_clerk")
-    for view in ("plain", "above", "invoked"):
+    for view in views:
         error = refuse(core, target=view, deadline_column="until")
         assert error.sqlstate == "RP003"
         assert error.diag.message_primary == (
