@@ -10,10 +10,16 @@
 --   * A policy that fails stops alone; the others go on, then its error is raised.
 --   * A run that finds nothing writes nothing.
 --   * No hold is tried twice in a run.
+--   * A statement timeout bounds the whole call, because the server starts its timer with the CALL
+--     and a procedure cannot start it again: what is committed by then stays, and the call ends.
+--     A step that had at least half of that time to itself is blamed: its holds are tried again by
+--     later calls, in batches that shrink until the guilty one is alone, and only alone does
+--     it become a dead letter (`StatementTimeout`).  A cancel by a person charges nobody.
+--   * A table that somebody has locked as a whole is not waited for; no attempt is charged.
 --
 -- Raises
 --   RP002  no such policy.     22023  a batch, max_rows or max_seconds that makes no sense.
---   2D000  called inside a transaction, where it cannot commit.
+--   2D000  it is not the only statement, or inside a transaction: there it cannot commit.
 create procedure pgreaper.reaper_sweep(
   policy text default null,
   batch integer default null,
@@ -35,8 +41,25 @@ declare
   v_waiting boolean := true;
   v_failed text[] := '{}';
   v_sqlstate text;
+  v_message text;
+  v_timed_out boolean := false;
   v_first_sqlstate text;
+  v_reason text;
 begin
+  -- Only COMMIT knows whether it may.  In this block it never may, and its words tell the two reasons
+  -- apart; a server that speaks another language says its own at the COMMIT below.
+  begin
+    commit;
+  exception
+    when invalid_transaction_termination then
+      get stacked diagnostics v_reason = message_text;
+      if v_reason operator(pg_catalog.=) 'invalid transaction termination' then
+        raise exception 'reaper_sweep commits after each batch, so it must be the only statement and outside a transaction'
+          using errcode = '2D000',
+                hint = 'Send exactly one statement: call pgreaper.reaper_sweep() - no BEGIN, nothing before or after it, '
+                       'autocommit on, called from no function, and neither SET nor SECURITY DEFINER on a procedure around it.';
+      end if;
+  end;
   -- The guard needs READ COMMITTED, whatever the role's default is.
   commit;
   set transaction isolation level read committed;
@@ -64,20 +87,30 @@ begin
       expired := expired + v_step.expired;
       v_waiting := v_waiting and v_step.more and v_step.taken = 0;
       v_starts[v_index] := v_step.last_deadline;
-      if v_step.suspended then
+      v_timed_out := v_step.timed_out;
+      if v_timed_out then
+        v_first_sqlstate := coalesce(v_first_sqlstate, '57014');
+        v_failed := v_failed || format('%I (57014: %s holds took longer than statement_timeout, they are tried again in smaller batches)',
+          v_names[v_index], v_step.taken);
+      elsif v_step.suspended then
         v_failed := v_failed || format('%I (suspended: all its holds fail alike)', v_names[v_index]);
       end if;
     exception
       when assert_failure or others then
-        get stacked diagnostics v_sqlstate = returned_sqlstate;
+        get stacked diagnostics v_sqlstate = returned_sqlstate, v_message = message_text;
         v_first_sqlstate := coalesce(v_first_sqlstate, v_sqlstate);
-        v_failed := v_failed || format('%I (%s: %s)', v_names[v_index], v_sqlstate, pgreaper._error_class(v_sqlstate));
+        v_failed := v_failed || format('%I (%s: %s)', v_names[v_index], v_sqlstate, case
+          when v_sqlstate = '55P03' then pgreaper._table_lock(v_names[v_index])
+          when starts_with(v_sqlstate, 'RP') then v_message
+          else pgreaper._error_class(v_sqlstate)
+        end);
         v_more := false;
     end;
     commit;
     set transaction isolation level read committed;
 
-    exit when expired >= reaper_sweep.max_rows
+    exit when v_timed_out
+      or expired >= reaper_sweep.max_rows
       or extract(epoch from pgreaper._clock() - v_start) >= reaper_sweep.max_seconds;
 
     if v_more then
