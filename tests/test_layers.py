@@ -16,7 +16,7 @@ PACKAGE = Path(pgreaper.__file__).parent
 # A module imports only from the lines above its own.
 LAYERS = [
     {"errors", "records", "text"},
-    {"connection", "api", "embedded"},
+    {"connection", "heartbeat", "api", "embedded"},
     {"schema", "targets", "handlers", "render"},
     {"alembic", "worker", "metrics", "demo"},
     {"cli"},

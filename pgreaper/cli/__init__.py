@@ -35,6 +35,7 @@ COMMANDS = {
     "policies": _Entry("Set up", "policies", "List the policies."),
     "preview": _Entry("Run", "preview", "Count what a run would meet now; change nothing."),
     "work": _Entry("Run", "work", "Expire what is due, then exit; or stay, with --daemon."),
+    "heartbeat": _Entry("Run", "heartbeat", "Whether a daemon is alive: for liveness probes."),
     "pause": _Entry("Run", "policies", "Claim nothing more for a policy."),
     "resume": _Entry("Run", "policies", "Let a paused policy go on."),
     "dead": _Entry("Mend", "dead", "Dead letters: list, show, replay, discard."),

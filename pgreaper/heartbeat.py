@@ -1,0 +1,79 @@
+"""
+The heartbeat file: proof that a daemon's main loop goes round.
+
+Owns the file and its age, for a liveness probe.  The age is a difference of monotonic
+clocks, which are one for all processes of a machine: a step of the wall clock neither kills a
+daemon that lives nor keeps a dead one.  Knows nothing of databases: whether that is
+reachable is no question of liveness.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+# A probe looks every few seconds: more beats than that are only writes.
+_EVERY: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What the file said: ``worker`` was alive ``age`` seconds ago."""
+
+    worker: str
+    age: float
+
+
+class Heartbeat:
+    """
+    The writing end.  Raises OSError when the first beat cannot be written.
+
+    Later beats that fail are dropped: a full disk must not stop the work.  The file then grows old, and the
+    probe says so.
+    """
+
+    def __init__(self, path: Path, worker: str) -> None:
+        self._path = path
+        self._new = path.with_name(f".{path.name}.new")
+        self._worker = worker
+        self._beaten_at = time.monotonic()
+        self._write()
+
+    def beat(self) -> None:
+        """Say that the main loop made progress; cheap when it was said within the last second."""
+        now = time.monotonic()
+        if now - self._beaten_at < _EVERY:
+            return
+        self._beaten_at = now
+        try:
+            self._write()
+        except OSError:
+            pass
+
+    def end(self) -> None:
+        """Remove the file: who ends properly leaves nothing that grows old."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError:
+            pass
+
+    def _write(self) -> None:
+        # Renamed into place, so that nobody reads half a beat.
+        self._new.write_text(f"{self._beaten_at:.3f} {self._worker}\n")
+        os.replace(self._new, self._path)
+
+
+def read(path: Path) -> Beat | None:
+    """The last beat; None when there is no such file, or what is in it is no beat.  Raises OSError."""
+    try:
+        text = path.read_text(errors="replace")
+    except FileNotFoundError:
+        return None
+    beaten_at, _, worker = text.partition(" ")
+    try:
+        age = time.monotonic() - float(beaten_at)
+    except ValueError:
+        return None
+    # From the future: the machine was started anew since.
+    return Beat(worker.strip(), age) if age >= 0 else None
