@@ -102,6 +102,21 @@ class Batch:
     claim_until: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """
+    What :meth:`Reaper.agenda` tells about a policy.
+
+    ``wait``: seconds until there may be work, never negative; None: nothing lies ahead, or nobody looked.
+    ``cost``: seconds that looking took.
+    """
+
+    policy: str
+    batch: int
+    wait: float | None
+    cost: float
+
+
 class Reaper:
     """
     The functions of schema ``pgreaper`` on one connection.
@@ -410,6 +425,27 @@ class Reaper:
             )
         return None if seconds is None else max(float(seconds), 0.0)
 
+    def agenda(
+        self,
+        policies: Sequence[str] | None = None,
+        *,
+        without: Sequence[str] = (),
+        rescan: Sequence[str] = (),
+    ) -> list[Look]:
+        """
+        For each of these policies (default: all) that is registered, when there may be work: a daemon's one question.
+
+        Those of ``without`` are listed and not looked at; those of ``rescan`` are searched from the oldest deadline.
+        """
+        return [
+            Look(*row)
+            for row in self._query(
+                "select policy, batch, wait, cost from pgreaper._agenda(policies => %s::text[], without => %s::text[],"
+                " rescan => %s::text[])",
+                _texts(policies), list(without), list(rescan),
+            )
+        ]  # fmt: skip
+
     # -- dead letters
 
     def dead_letters(
@@ -523,8 +559,9 @@ class Reaper:
             PolicyStatus(*row)
             for row in self._query(
                 "select policy, target, owner, state, reason, due, due_capped, oldest_deadline, oldest_due, leased,"
-                " retrying, dead, expired, already_done, not_eligible, objective, lateness_p50, lateness_p99,"
-                " lateness_max, finish_p50, finish_p99, last_success"
+                " retrying, dead, expired, already_done, not_eligible, retries, dead_letters, taken_back,"
+                " duplicate_rate, objective, lateness_p50, lateness_p99, lateness_max, start_p50, start_p99, finish_p50, finish_p99,"
+                " clock_skew, last_success"
                 " from pgreaper.status where %s::text[] is null or policy = any(%s::text[]) order by policy",
                 _texts(policies), _texts(policies),
             )

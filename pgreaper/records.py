@@ -138,12 +138,19 @@ class PolicyStatus:
     expired: int
     already_done: int
     not_eligible: int
+    retries: int
+    dead_letters: int
+    taken_back: int
+    duplicate_rate: float | None
     objective: timedelta
     lateness_p50: timedelta | None
     lateness_p99: timedelta | None
     lateness_max: timedelta | None
+    start_p50: timedelta | None
+    start_p99: timedelta | None
     finish_p50: timedelta | None
     finish_p99: timedelta | None
+    clock_skew: timedelta | None
     last_success: datetime | None
 
 

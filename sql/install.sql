@@ -7,6 +7,9 @@
 
 \ir schema.sql
 
+-- Where this is.
+\ir functions/_node.sql
+
 -- Books.
 \ir tables/policies.sql
 \ir tables/cursors.sql
@@ -23,6 +26,7 @@
 \ir types/policy_change.sql
 \ir types/policy_preview.sql
 \ir types/verification.sql
+\ir types/pruned.sql
 \ir types/_batch.sql
 \ir types/_step.sql
 \ir types/_target.sql
@@ -43,6 +47,7 @@
 \ir functions/_policy.sql
 \ir functions/_key_part.sql
 \ir functions/_target.sql
+\ir functions/_table_lock.sql
 \ir functions/_batch_size.sql
 \ir functions/_subscription.sql
 \ir functions/_zone.sql
@@ -95,6 +100,7 @@
 -- Sweep.
 \ir functions/_taken.sql
 \ir functions/_spend.sql
+\ir functions/_outlasted.sql
 \ir functions/_sweep_step.sql
 \ir functions/reaper_sweep.sql
 
@@ -109,13 +115,18 @@
 \ir views/history.sql
 \ir functions/reaper_history.sql
 \ir functions/reaper_preview.sql
+\ir functions/_look.sql
 \ir functions/reaper_next_due.sql
+\ir functions/_agenda.sql
 \ir functions/_status.sql
 \ir functions/_backlog.sql
 \ir views/status.sql
 \ir views/leases.sql
 \ir views/backlog.sql
+\ir views/metrics.sql
+\ir views/activity.sql
 \ir functions/reaper_verify.sql
+\ir functions/reaper_prune.sql
 \ir functions/reaper_version.sql
 
 \ir rights.sql

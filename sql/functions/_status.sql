@@ -27,6 +27,7 @@ returns table (
   start_p99 interval,
   finish_p50 interval,
   finish_p99 interval,
+  clock_skew interval,
   last_success timestamptz
 )
 language plpgsql
@@ -126,10 +127,11 @@ begin
   lateness_p99 := least(pgreaper._quantile(v_counts, 0.99), lateness_max);
 
   select percentile_cont(0.5) within group (order by c.waited), percentile_cont(0.99) within group (order by c.waited),
-         percentile_cont(0.5) within group (order by c.took), percentile_cont(0.99) within group (order by c.took)
-    into start_p50, start_p99, finish_p50, finish_p99
+         percentile_cont(0.5) within group (order by c.took), percentile_cont(0.99) within group (order by c.took),
+         (array_agg(c.skew order by greatest(c.skew, - c.skew) desc nulls last))[1]
+    into start_p50, start_p99, finish_p50, finish_p99, clock_skew
     from (
-      select c.started_at - c.claimed_at as waited, c.finished_at - c.claimed_at as took
+      select c.started_at - c.claimed_at as waited, c.finished_at - c.claimed_at as took, c.skew
         from pgreaper.claims as c
        where c.policy_id = policy.policy_id and c.finished_at >= v_now - c_span and c.ending = 'expired'
        order by c.finished_at desc

@@ -76,7 +76,10 @@ begin
 
   if reaper_expire.keys is null then
     update pgreaper.claims as c
-       set finished_at = pgreaper._clock(), ending = 'expired', keys = null, deadlines = null, hints = null,
+       set started_at = least(v_now,
+             (select min(t.at) from pgreaper.transitions as t where t.token = c.token),
+             (select min(e.at) from pgreaper.events as e where e.token = c.token)),
+           finished_at = pgreaper._clock(), ending = 'expired', keys = null, deadlines = null, hints = null,
            expired = o.expired + cardinality(v_result.expired), already_done = o.already_done,
            not_eligible = o.not_eligible, locked = o.locked, retry = o.retry, dead_letter = o.dead_letter
       from (

@@ -10,6 +10,7 @@ create table pgreaper.claims (
   session_pid integer,
   session_start timestamptz,
   session_lost_at timestamptz,
+  node text not null default pgreaper._node(),
   keys text[],
   deadlines timestamptz[],
   hints tid[],
@@ -19,6 +20,8 @@ create table pgreaper.claims (
   attempt integer not null,
   claimed_at timestamptz not null,
   claim_until timestamptz not null,
+  skew interval,
+  started_at timestamptz,
   finished_at timestamptz,
   ending text,
   expired integer not null default 0,
@@ -49,6 +52,7 @@ comment on column pgreaper.claims.worker is 'Name for people; may repeat.';
 comment on column pgreaper.claims.session_pid is 'Backend that the claim is bound to; NULL: only the lease decides.';
 comment on column pgreaper.claims.session_start is 'When that backend started: process ids repeat.';
 comment on column pgreaper.claims.session_lost_at is 'When that backend was first found gone.';
+comment on column pgreaper.claims.node is 'Database and timeline where the lease began or was last renewed.';
 comment on column pgreaper.claims.keys is 'The leased holds, while the claim is active.';
 comment on column pgreaper.claims.deadlines is 'Their deadlines, in the same order.';
 comment on column pgreaper.claims.hints is 'Where the rows were seen, in the same order.';
@@ -58,6 +62,8 @@ comment on column pgreaper.claims.holds is 'How many holds were leased.';
 comment on column pgreaper.claims.attempt is 'Which attempt this is for its holds; 1: the first.';
 comment on column pgreaper.claims.claimed_at is 'When the lease began.';
 comment on column pgreaper.claims.claim_until is 'When the lease ends.';
+comment on column pgreaper.claims.skew is 'By how much the worker''s clock was ahead of the database''s; nothing is decided by it.';
+comment on column pgreaper.claims.started_at is 'When the first of its holds was settled: till then a handler worked, or the claim waited.';
 comment on column pgreaper.claims.finished_at is 'When the claim ended; NULL: active.';
 comment on column pgreaper.claims.ending is 'How it ended: expired, released or taken-back.';
 comment on column pgreaper.claims.expired is 'Holds that made the transition.';

@@ -22,7 +22,7 @@ create table pgreaper.events (
 );
 
 create index events_key on pgreaper.events (policy_id, key);
-create index events_kind on pgreaper.events (policy_id, kind, at);
+create index events_at on pgreaper.events (policy_id, at);
 create index events_token on pgreaper.events (token);
 
 comment on table pgreaper.events is 'Append-only: conflicts, failures, leases taken back, and what people did.';

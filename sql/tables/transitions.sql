@@ -17,7 +17,7 @@ create table pgreaper.transitions (
   lateness integer[] not null
 );
 
-create index transitions_at on pgreaper.transitions (policy_id, at);
+create index transitions_at on pgreaper.transitions (policy_id, at) include (holds);
 create index transitions_token on pgreaper.transitions (token);
 create index transitions_deadlines on pgreaper.transitions using gist (tstzrange(first_deadline, last_deadline, '[]'));
 

@@ -27,6 +27,7 @@ select p.name as policy,
        s.start_p99,
        s.finish_p50,
        s.finish_p99,
+       s.clock_skew,
        s.last_success
   from pgreaper.policies as p
  cross join lateral pgreaper._status(p) as s
@@ -60,4 +61,5 @@ comment on column pgreaper.status.start_p50 is 'Median time from claim to the fi
 comment on column pgreaper.status.start_p99 is '99th percentile of the time from claim to the first settled hold, of the last 5 minutes.';
 comment on column pgreaper.status.finish_p50 is 'Median time from claim to finish of the last 5 minutes.';
 comment on column pgreaper.status.finish_p99 is '99th percentile of the time from claim to finish of the last 5 minutes.';
+comment on column pgreaper.status.clock_skew is 'By how much the clock of a worker of the last 5 minutes was ahead of the database''s; the worst one.';
 comment on column pgreaper.status.last_success is 'The last transition.';

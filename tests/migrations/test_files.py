@@ -137,6 +137,7 @@ def test_c044_no_file_writes_a_users_state(files: Source):
         r"|comment on \w+ pgreaper\b"
         r"|(?:revoke|grant) [\w, ]+ on (?:all \w+ in )?(?:schema pgreaper|\w+ pgreaper\.\w+)"
         r"|alter default privileges in schema pgreaper\b"
+        r"|create trigger \w+ after insert on pgreaper\."
         r"|alter \w+ pgreaper\."
     )
     for name in files.manifest():
