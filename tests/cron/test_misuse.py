@@ -11,12 +11,14 @@ def _due(db, holds):
     holds.due(3)
     holds.register()
     db.execute("""
-        create procedure around() language plpgsql as $$ begin call pgreaper.reaper_sweep(); end $$;
+        create procedure around() language plpgsql as $$
+          declare n bigint; begin call pgreaper.reaper_sweep(expired => n); end $$;
         create procedure pinned() language plpgsql set search_path = public as $$
-          begin call pgreaper.reaper_sweep(); end $$;
-        create procedure definer() language plpgsql security definer as $$ begin call pgreaper.reaper_sweep(); end $$;
-        create function a_function() returns int language plpgsql as $$
-          begin call pgreaper.reaper_sweep(); return 1; end $$;
+          declare n bigint; begin call pgreaper.reaper_sweep(expired => n); end $$;
+        create procedure definer() language plpgsql security definer as $$
+          declare n bigint; begin call pgreaper.reaper_sweep(expired => n); end $$;
+        create function a_function() returns bigint language plpgsql as $$
+          declare n bigint; begin call pgreaper.reaper_sweep(expired => n); return n; end $$;
         """)
 
 
@@ -66,7 +68,9 @@ def test_c082_select_instead_of_call(db):
     assert caught.value.diag.message_hint == "To call a procedure, use CALL."
 
 
-@pytest.mark.parametrize("statement", ["call around()", "do $$ begin call pgreaper.reaper_sweep(); end $$"])
+@pytest.mark.parametrize(
+    "statement", ["call around()", "do $$ declare n bigint; begin call pgreaper.reaper_sweep(expired => n); end $$"]
+)
 def test_c082_a_procedure_of_the_users_own_may_call_it(db, holds, statement):
     """What may commit is not refused: a procedure or DO block that is called alone."""
     db.execute(statement)
