@@ -3,7 +3,7 @@
 -- A worker that died is not told from one that is slow: both lose the lease, and
 -- whoever comes late with the token is refused.  A claim bound to a session lapses
 -- already when that session has been gone for a while (_lost_sessions).  A server that
--- restarted since the claim explains the silence, so then nobody is charged.
+-- restarted since the claim, or another one in its place, explains the silence: then nobody is charged.
 --
 -- Locks claims in the order in which they lapsed and never waits for one.
 create function pgreaper._take_back(
@@ -61,7 +61,7 @@ begin
     insert into pgreaper.events (policy_id, kind, worker, token, at, attempts)
     values (policy.policy_id, 'taken-back', v_claim.worker, v_claim.token, _take_back.clock, v_claim.attempt);
 
-    if v_keys is not null and pg_postmaster_start_time() <= v_claim.claimed_at then
+    if v_keys is not null and v_claim.node = pgreaper._node() and pg_postmaster_start_time() <= v_claim.claimed_at then
       perform pgreaper._fail(policy, _take_back.clock, v_keys, v_deadlines, v_claim.token, v_claim.worker,
         transient => true, error_class => 'LeaseExpired');
     elsif v_keys is not null then

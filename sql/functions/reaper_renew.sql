@@ -38,7 +38,8 @@ begin
          session_pid = case when c.session_pid is not null then pg_backend_pid() end,
          session_start = case when c.session_pid is not null then
            (select a.backend_start from pg_catalog.pg_stat_activity as a where a.pid = pg_backend_pid()) end,
-         session_lost_at = null
+         session_lost_at = null,
+         node = pgreaper._node()
     from pgreaper.policies as p
    where c.token = v_claim.token
      and p.policy_id = c.policy_id
