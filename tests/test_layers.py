@@ -16,9 +16,9 @@ PACKAGE = Path(pgreaper.__file__).parent
 # A module imports only from the lines above its own.
 LAYERS = [
     {"errors", "records", "text"},
-    {"connection", "heartbeat", "api", "embedded"},
+    {"connection", "heartbeat", "api", "embedded", "commands"},
     {"schema", "targets", "handlers", "render"},
-    {"alembic", "worker", "metrics", "demo"},
+    {"alembic", "worker", "metrics", "demo", "doctor", "discover"},
     {"cli"},
     {"__main__"},
 ]

@@ -42,6 +42,7 @@ COMMANDS = {
     "verify": _Entry("Mend", "verify", "Check from the books and the rows that nothing expired twice or early."),
     "status": _Entry("Look", "status", "How the policies are doing."),
     "history": _Entry("Look", "history", "Everything that happened to one hold."),
+    "doctor": _Entry("Look", "doctor", "Find what keeps holds from expiring, and what repairs it."),
 }
 
 
