@@ -12,7 +12,7 @@
 create function pgreaper._subscription(policy pgreaper.policies)
 returns text
 language plpgsql
-stable
+volatile
 security invoker
 set search_path = pg_catalog, pg_temp
 as $function$
