@@ -62,7 +62,10 @@ if TYPE_CHECKING:
     )
 
 SQL_VERSION: Final = "0.1"
-"""The version of the SQL interface that this driver speaks."""
+"""The version of the SQL interface that this driver was written for; ``migrations/README.md`` says what fits it."""
+
+SQL_OLDEST: Final = "0.1"
+"""The oldest version that it works on: at least the one before, so that workers may be upgraded first."""
 
 EXPIRED: Final = "expired"
 ALREADY_DONE: Final = "already-done"
@@ -151,12 +154,15 @@ class Reaper:
         return str(version)
 
     def require_version(self, found: str | None = None) -> None:
-        """Raise VersionMismatch (RP005) unless the database speaks this driver's version of the SQL."""
+        """Raise VersionMismatch (RP005) unless this driver works on the database's version of the SQL."""
         version = self.version() if found is None else found
-        if version != SQL_VERSION:
+        number = _version(version)
+        beyond = (_version(SQL_VERSION)[0] + 1, 0)
+        if not _version(SQL_OLDEST) <= number < beyond:
             raise VersionMismatch(
-                f"the database has version {version} of pgreaper's SQL, this driver needs {SQL_VERSION}",
-                hint=UPGRADE_HINT,
+                f"the database has schema version {version} of pgreaper, this driver needs"
+                f" {SQL_OLDEST} or newer, below {beyond[0]}.0",
+                hint=UPGRADE_HINT if number < beyond else "The database was upgraded: use a pgreaper that fits it.",
                 sqlstate="RP005",
             )
 
@@ -634,6 +640,12 @@ class Reaper:
     def _truth(self, sql: str, *parameters: object) -> bool:
         ((answer,),) = self._query(sql, *parameters)
         return bool(answer)
+
+
+def _version(text: str) -> tuple[int, int]:
+    """A version of the interface as numbers; what is none comes before all that are."""
+    major, _, minor = text.partition(".")
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (-1, 0)
 
 
 _CLAIM = (

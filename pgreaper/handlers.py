@@ -453,6 +453,7 @@ class Desk:
 
     ``ask`` runs one call on its connection and raises ReaperError; ``is_lost`` tells whether that means another
     connection, and ``reconnect`` makes one, or raises the trouble when it has waited long enough.
+    ``beat`` says that the main thread goes round.
     """
 
     ask: _Ask
@@ -460,6 +461,7 @@ class Desk:
     reconnect: Callable[[ReaperError], None]
     stop: Stoppable
     log: Callable[[str], None]
+    beat: Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -603,6 +605,7 @@ class Shift:
             if not (self._running or self._returned or self._raised or self._locked_at < math.inf):
                 return  # What is pending or locked stays so.
             self._wait()
+            self._desk.beat()
             self._collect()
             if self._watch.lapsed:
                 raise _Lapsed("the lease could not be renewed before its end")

@@ -19,17 +19,19 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import psycopg
 from psycopg import IsolationLevel
 
-from pgreaper.api import DEAD_LETTER, EXPIRED, LOCKED, RETRY, Batch, Reaper, ServerState
+from pgreaper.api import DEAD_LETTER, EXPIRED, LOCKED, RETRY, Batch, Look, Reaper, ServerState
 from pgreaper.connection import Address, Unreachable, connect, worker_name
 from pgreaper.errors import (
     DatabaseBusy,
     DatabaseUnavailable,
+    InvalidInput,
     LeaseLost,
     QueryCancelled,
     ReaperError,
@@ -40,13 +42,24 @@ from pgreaper.text import count, duration, plural, visible
 
 if TYPE_CHECKING:
     from pgreaper.handlers import Handler, Pool
+    from pgreaper.heartbeat import Heartbeat
     from pgreaper.records import Hold
 
 _R = TypeVar("_R")
 
 # A rescan is wanted this many seconds after the last, and after this many times its cost.
-_RESCAN_AFTER: Final = 5.0
+# It is a little less than the default poll: an idle daemon rescans whenever it looks.
+_RESCAN_AFTER: Final = 4.5
 _RESCAN_SHARE: Final = 50.0
+# A policy that takes long to look at, for want of an index, is looked at for a tenth of the time.
+_LONG_LOOK: Final = 0.02
+_LOOK_SHARE: Final = 9.0
+# Awake this little after a hold is due, so that the database's clock agrees.
+_AFTER_DUE: Final = 0.001
+# A batch that takes longer keeps the other policies, the application and a signal waiting: the next ones are smaller.
+_LONG_BATCH: Final = 1.0
+# A daemon that sleeps says this often that it lives.
+_BEAT_EVERY: Final = 5.0
 # An environment that does not come back within this many seconds ends a run that may end.
 _PATIENCE: Final = 20.0
 _BACKOFF_FIRST: Final = 0.1
@@ -79,6 +92,7 @@ class Settings:
     max_rows: int | None = None
     max_seconds: float | None = None
     poll: float = 5.0
+    heartbeat: Path | None = None
     shutdown_timeout: float = 20.0
     handler: "Handler | None" = None
     concurrency: int = 8
@@ -121,7 +135,8 @@ class Run:
     What a run did.
 
     ``ended`` is ``drained``, ``once``, ``max-rows``, ``max-seconds``, ``signal``, ``unavailable`` or ``failed``;
-    ``trouble`` is the error that ended it, if one did.
+    ``trouble`` is the error that ended it, if one did.  ``left_with`` is the exit code of a run that was left
+    behind: its main thread hangs.
     """
 
     worker: str
@@ -132,6 +147,7 @@ class Run:
     trouble: ReaperError | None = None
     signal: int | None = None
     forced: bool = False
+    left_with: int | None = None
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -146,6 +162,8 @@ class Run:
     @property
     def exit_code(self) -> int:
         """0 all went well or nothing was due, 1 something failed, 75 the environment did, 128 + n two signals."""
+        if self.left_with is not None:
+            return self.left_with
         if self.forced and self.signal is not None:
             return 128 + self.signal
         if self.ended == "signal":
@@ -172,8 +190,12 @@ class Stop:
     end of ``timeout`` seconds is cancelled too, and at the end of them the process ends.
     """
 
-    def __init__(self, timeout: float, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, timeout: float, log: Callable[[str], None], beat: Callable[[], None], leave: Callable[[int], None]
+    ) -> None:
         self.timeout = timeout
+        self._beat = beat
+        self._leave = leave
         self.signal: int | None = None
         self.forced = False
         self._log = log
@@ -207,8 +229,14 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle SIGTERM and SIGINT inside the block; only the main thread may."""
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        """
+        Handle SIGTERM, SIGINT and SIGHUP inside the block; only the main thread may.
+
+        SIGHUP says that the terminal has gone.  What was ignored when we started stays so: ``nohup`` means it.
+        """
+        wanted = [signal.SIGTERM]
+        wanted += [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._on_signal) for number in wanted}
         try:
             yield
         finally:
@@ -235,8 +263,10 @@ class Stop:
 
     def wait(self, seconds: float) -> None:
         """Sleep, or raise at once when told to stop."""
-        if seconds > 0 and not self.requested:
-            select.select([self._reader], [], [], seconds)
+        end = time.monotonic() + seconds
+        while not self.requested and (left := end - time.monotonic()) > 0:
+            self._beat()
+            select.select([self._reader], [], [], min(left, _BEAT_EVERY))
         if self.requested:
             raise _Stopped
 
@@ -278,7 +308,7 @@ class Stop:
         if self._connecting:
             # Name resolution cannot be interrupted, but while connecting there is nothing to lose.
             if not self._finished.wait(min(_CONNECT_GRACE, self.timeout)) and self._connecting:
-                os._exit(0)
+                self._leave(0)
         else:
             self._log("stopping: finishing the batch in hand; a second signal cancels it")
         if self._finished.wait(max(end - time.monotonic() - self._reserve, 0.0)):
@@ -290,7 +320,7 @@ class Stop:
             if self._finished.wait(min(0.5, max(end - time.monotonic(), 0.01))):
                 return
         self._log("the database does not answer; leaving, the lease lapses by itself")
-        os._exit(DatabaseUnavailable.exit_code)
+        self._leave(DatabaseUnavailable.exit_code)
 
 
 def _cancel_quietly(connection: "psycopg.Connection[Any]") -> None:
@@ -311,9 +341,20 @@ class _Turn:
         self.rescan_cost = 0.0
         self.stalled = 0
         self.resume_at = 0.0
+        # For a daemon: when to claim, by the monotonic clock; None: not known, look.
+        self.due_at: float | None = None
+        self.look_at = 0.0
+        self.filled = False
+        self.misses = 0
+        self.busy = 0
         self.failures = 0
         self.same = ("", 0)
         self._told: dict[str, float] = {}
+
+    @property
+    def wakes_at(self) -> float:
+        """When a daemon has something to do for it: claim, or look."""
+        return max(self.resume_at, self.look_at if self.due_at is None else self.due_at)
 
     def may_tell(self, what: str) -> bool:
         """Whether this was not said lately: a reason that holds for thousands of batches is one line."""
@@ -332,6 +373,11 @@ class _Turn:
         """So many were too many for the statement timeout: go well below, and back up only slowly."""
         self.ceiling = max(1, holds // 2)
         self.batch = max(1, holds // 4)
+
+    def pace(self, holds: int, seconds: float) -> None:
+        """A batch of so many took so long: aim for batches of a second."""
+        if seconds > _LONG_BATCH and holds > 1:
+            self.ceiling = self.batch = max(1, int(holds * _LONG_BATCH / seconds))
 
     def grow(self) -> None:
         """A batch went well: double, up to a ceiling that rises by a hundredth of the full batch each time."""
@@ -356,7 +402,8 @@ class Worker:
     """
     One run.  Create it, call :meth:`run` once.
 
-    ``log`` receives one line per event; ``on_batch`` is called after each batch, with the worker.
+    ``log`` receives one line per event; ``on_batch`` is called after each batch, with the worker; ``on_leave`` with
+    what was done so far, from another thread, when the process must be left because the main one hangs.
     """
 
     def __init__(
@@ -366,6 +413,7 @@ class Worker:
         *,
         log: Callable[[str], None],
         on_batch: "Callable[[Worker], None] | None" = None,
+        on_leave: Callable[[Run], None] | None = None,
     ) -> None:
         self.settings = settings
         self.name = worker_name()
@@ -373,18 +421,20 @@ class Worker:
         self._address = address
         self._log = log
         self._on_batch = on_batch
-        self._stop = Stop(settings.shutdown_timeout, log)
+        self._on_leave = on_leave
+        self._stop = Stop(settings.shutdown_timeout, log, self._beat, self._leave)
+        self._heartbeat: Heartbeat | None = None
         self._connection: psycopg.Connection[Any] | None = None
         self._server: ServerState | None = None
         self._pool: Pool | None = None
         self._holds: list[Hold] = []
         self._turns: list[_Turn] = []
-        self._idle = 0
+        # A random phase, and then one look a poll: however often a fleet wakes together, it polls apart.
+        self._poll_at = time.monotonic() + settings.poll * random.random()  # noqa: S311
         self._troubled_since: float | None = None
         self._setbacks = 0
         self._reported_at = 0.0
         self._reported = 0
-        self._listed_at = 0.0
         self._started = 0.0
 
     # -- the run
@@ -411,6 +461,8 @@ class Worker:
                 self._disconnect()
                 if self._pool is not None:
                     self._pool.close()
+                if self._heartbeat is not None:
+                    self._heartbeat.end()
         self.result.signal, self.result.forced = self._stop.signal, self._stop.forced
         self.result.seconds = time.monotonic() - self._started
         return self.result
@@ -420,34 +472,86 @@ class Worker:
         """Whether a call of the handler was given up: it may still run, or what it began in another thread."""
         return self._pool is not None and self._pool.gave_up
 
+    def _beat(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.beat()
+
+    def _leave(self, code: int) -> NoReturn:
+        """Leave the process from a thread that is not the main one, which hangs in a call."""
+        self.result.ended, self.result.signal = "signal", self._stop.signal
+        self.result.seconds = time.monotonic() - self._started
+        self.result.left_with = code
+        try:
+            if self._on_leave is not None:
+                self._on_leave(self.result)
+        finally:
+            os._exit(code)
+
     def _begin(self) -> None:
+        if self.settings.heartbeat is not None:
+            from pgreaper.heartbeat import Heartbeat
+
+            try:
+                self._heartbeat = Heartbeat(self.settings.heartbeat, self.name)
+            except OSError as error:
+                raise InvalidInput(
+                    f"the heartbeat file {self.settings.heartbeat} cannot be written: {(error.strerror or '').lower()}",
+                    hint="Its folder must be there, and writable for this user.",
+                ) from None
         if self.settings.handler is not None:
             from pgreaper.handlers import Pool
 
             self._pool = Pool(self.settings.handler, self.settings.concurrency)
         self._connect(first=True)
-        self._retrying(self._list_policies)
+        self._enlist(self._retrying(lambda r: r.batches()))
         if self.settings.daemon:
             what = plural(len(self._turns), "policy").replace("policys", "policies")
             self._log(f"{self.name} is up, {what}, looks at least every {duration(self.settings.poll)}")
 
     def _loop(self) -> None:
         while not self._over():
-            progressed = False
-            for turn in [t for t in self._turns if not t.done and t.resume_at <= time.monotonic()]:
+            for turn in self._ready():
                 if self._over():
                     return
                 try:
-                    progressed |= self._step(turn)
+                    progressed = self._step(turn)
                 except (DatabaseUnavailable, WrongTransaction) as trouble:
                     self._reconnect(trouble)
                     progressed = True
-                turn.done = turn.done or self.settings.once
+                self._after(turn, progressed=progressed)
             if self.settings.daemon:
-                self._rest(progressed=progressed)
+                self._rest()
             elif all(turn.done for turn in self._turns):
                 self.result.ended = "once" if self.settings.once else "drained"
                 return
+
+    def _ready(self) -> list[_Turn]:
+        """The turns that come now: in a daemon those that are due, otherwise all that are not done."""
+        now = time.monotonic()
+        return [
+            t
+            for t in self._turns
+            if not t.done
+            and t.resume_at <= now
+            and (not self.settings.daemon or (t.due_at is not None and t.due_at <= now))
+        ]
+
+    def _after(self, turn: _Turn, *, progressed: bool) -> None:
+        """What a step says about the next one of this policy."""
+        turn.done = turn.done or self.settings.once
+        now = time.monotonic()
+        if progressed:
+            turn.misses = 0
+            # After a full batch there is more; after another, ask when.
+            turn.due_at = 0.0 if turn.filled else None
+        elif turn.resume_at > now:
+            turn.due_at = 0.0  # It failed and rests; to look first would only fail likewise.
+        else:
+            # Due, and yet not to be had: others have it, or as many leases as may be.  Look less and less often.
+            turn.misses += 1
+            turn.due_at = None
+            if self.settings.daemon:
+                turn.resume_at = now + _backoff(turn.misses, first=0.01, cap=self.settings.poll)
 
     def _over(self) -> bool:
         """Whether the run ends here, and why."""
@@ -493,6 +597,7 @@ class Worker:
     def _step(self, turn: _Turn) -> bool:
         """One batch of one policy.  Whether there was anything; raises only when the connection is of no more use."""
         run = self._run_of(turn)
+        began = time.monotonic()
         if self._pool is not None and not self._pool.has_room:
             # Calls whose lease was lost, and that go on all the same, have every place.
             self._pool.finished()
@@ -506,7 +611,8 @@ class Worker:
         except ReaperError as error:
             if self._is_lost(error):
                 raise
-            self._failed(turn, run, error)
+            if not (isinstance(error, DatabaseBusy) and self._makes_way(turn)):
+                self._failed(turn, run, error)
             return False
         if batch is None:
             turn.done = not self.settings.daemon
@@ -543,6 +649,18 @@ class Worker:
         if outcomes[RETRY] + outcomes[DEAD_LETTER] > 0:
             self._explain(turn, run, batch)
         self._settled(turn, outcomes)
+        if self.settings.batch is None:
+            turn.pace(batch.holds, time.monotonic() - began)
+        return True
+
+    def _makes_way(self, turn: _Turn) -> bool:
+        """Something is locked that a claim needs.  A daemon tries again between the turns of the others, some times."""
+        if not self.settings.daemon:
+            return False
+        turn.busy += 1
+        if turn.busy % _BUSY_TRIES == 0:
+            return False
+        turn.resume_at = time.monotonic() + _pause(turn.busy)
         return True
 
     def _hand_over(self, turn: _Turn, run: PolicyRun, batch: Batch) -> bool:
@@ -553,7 +671,7 @@ class Worker:
         limit = self.settings.max_seconds
         report = Shift(
             self._pool,
-            Desk(self._patiently, self._is_lost, self._reconnect, self._stop, self._log),
+            Desk(self._patiently, self._is_lost, self._reconnect, self._stop, self._log, self._beat),
             turn.policy,
             self._holds,
             until=math.inf if limit is None else self._started + limit,
@@ -617,18 +735,22 @@ class Worker:
         assert self._connection is not None  # noqa: S101
         # Behind a pooler the backend that answers is not the one that libpq knows: no binding then.
         session = self._server.backend_pid == self._connection.info.backend_pid
+        # A daemon has other policies to serve meanwhile.
+        ask = self._call if self.settings.daemon else self._patiently
         if self._pool is None:
-            batch = self._patiently(
+            batch = ask(
                 lambda r: r.claim_batch(turn.policy, batch=size, worker=self.name, rescan=rescan, session=session)
             )
         else:
-            self._holds = self._patiently(
+            self._holds = ask(
                 lambda r: r.claim(turn.policy, batch=size, worker=self.name, rescan=rescan, session=session)
             )
             first = self._holds[0] if self._holds else None
             batch = None if first is None else Batch(first.token, len(self._holds), first.claim_until)
         if rescan:
             turn.rescanned(began, time.monotonic() - began)
+        turn.busy = 0
+        turn.filled = batch is not None and batch.holds >= size
         return batch
 
     def _settle(self, batch: Batch) -> Counter[str]:
@@ -729,10 +851,11 @@ class Worker:
             except DatabaseBusy:
                 if attempt == _BUSY_TRIES or self._stop.forced:
                     raise
-                time.sleep(random.uniform(0.5, 1.0) * min(0.01 * 3**attempt, 1.0))  # noqa: S311
+                time.sleep(_pause(attempt))
         raise AssertionError  # pragma: no cover
 
     def _call(self, call: Callable[[Reaper], _R]) -> _R:
+        self._beat()
         connection = self._connection
         if connection is None or self._server is None:
             raise DatabaseUnavailable("the connection to the database is lost")
@@ -755,60 +878,103 @@ class Worker:
 
     # -- policies
 
-    def _list_policies(self, reaper: Reaper) -> None:
-        """Refresh the round: keep the turns of policies that are still there, add new ones."""
-        registered = reaper.batches()
+    def _enlist(self, registered: dict[str, int]) -> None:
+        """Refresh the round from the registered policies and their batches: keep the turns there are, add new ones."""
         for name in self.settings.policies:
             if name not in registered and not self._turns:
                 raise _unknown(name, list(registered))
-        wanted = list(dict.fromkeys(self.settings.policies)) or list(registered)
         known = {turn.policy: turn for turn in self._turns}
+        # One that is gone stays until its claim has said so.
+        wanted = self.settings.policies or [*registered, *(name for name, turn in known.items() if not turn.done)]
         self._turns = []
-        for name in wanted:
+        for name in dict.fromkeys(wanted):
             size = self.settings.batch or registered.get(name, 1)
             turn = known.get(name) or _Turn(name, size)
             turn.resize(size)
             if name in registered:
                 turn.done = turn.done and not self.settings.daemon
             self._turns.append(turn)
-        self._listed_at = time.monotonic()
 
     # -- waiting
 
-    def _rest(self, *, progressed: bool) -> None:
-        """Sleep until there may be work, at most for a poll; not at all while there is."""
+    def _rest(self) -> None:
+        """Ask for what is not known, then sleep until there may be work: at most until the next poll."""
         self._report()
-        if progressed:
-            self._idle = 0
-            return
         now = time.monotonic()
-        if now - self._listed_at > self.settings.poll:
-            self._retrying(self._list_policies)
-        cap = self.settings.poll * random.uniform(0.8, 1.0)  # noqa: S311
-        due = self._next_due([t.policy for t in self._turns if t.resume_at <= now and not t.done])
-        waits = [cap] + [t.resume_at - now for t in self._turns if t.resume_at > now]
-        if due is not None and due > 0:
-            waits.append(due)
-            self._idle = 0
-        elif due is not None:
-            # Due, and yet not to be had: locked, leased elsewhere, paused.  Look less and less often.
-            self._idle += 1
-            waits.append(_backoff(self._idle, first=0.01, cap=cap))
+        if now >= self._poll_at:
+            poll = self.settings.poll
+            self._poll_at += poll * (1 + (now - self._poll_at) // poll)
+            self._look_at_all(now)
+        elif unknown := [t for t in self._turns if not t.done and t.due_at is None and t.wakes_at <= now]:
+            self._look_at(unknown)
+        wakes = [self._poll_at, *(t.wakes_at for t in self._turns if not t.done)]
         if self.settings.max_seconds is not None:
-            waits.append(self.settings.max_seconds - (now - self._started))
-        self._stop.wait(max(min(waits), 0.001))
+            wakes.append(self._started + self.settings.max_seconds)
+        self._stop.wait(min(wakes) - time.monotonic())
 
-    def _next_due(self, policies: list[str]) -> float | None:
+    def _look_at_all(self, now: float) -> None:
+        """The poll: which policies are there, and when is there work for them?  One statement."""
+        resting = {t.policy for t in self._turns if t.resume_at > now or (t.due_at is not None and t.due_at <= now)}
+        turns = [t for t in self._turns if t.policy not in resting]
+        names = list(self.settings.policies) or None
         try:
-            return self._retrying(lambda r: r.next_due(policies))
-        except UnknownPolicy:
-            self._listed_at = 0.0  # One was unregistered: list them again before the next look.
+            looks, began = self._ask(names, sorted(resting), [t.policy for t in turns if t.wants_rescan(now)])
         except ReaperError:
-            # One of them is broken, which is told when it is claimed from; it must not delay the others.
-            if len(policies) > 1:
-                waits = [self._next_due([policy]) for policy in policies]
-                return min((w for w in waits if w is not None), default=None)
-        return None
+            self._look_at(turns)
+            return
+        self._enlist({look.policy: look.batch for look in looks})
+        self._learn([t for t in self._turns if t.policy not in resting], looks, began)
+
+    def _look_at(self, turns: Sequence[_Turn]) -> None:
+        """When is there work for these?  One that is broken must not delay the others."""
+        now = time.monotonic()
+        try:
+            looks, began = self._ask([t.policy for t in turns], [], [t.policy for t in turns if t.wants_rescan(now)])
+        except ReaperError as trouble:
+            for turn in turns:
+                if len(turns) > 1:
+                    self._look_at([turn])
+                    continue
+                turn.due_at = 0.0  # Its claim says what is wrong.
+                if turn.may_tell("look"):
+                    self._log(f"policy {visible(turn.policy)}: cannot look ahead: {trouble.message}")
+        else:
+            self._learn(turns, looks, began)
+
+    def _ask(self, policies: list[str] | None, without: list[str], rescan: list[str]) -> tuple[dict[Look, bool], float]:
+        """What the agenda says, each with whether it was a rescan, and when it was asked."""
+        began = 0.0
+
+        def ask(reaper: Reaper) -> list[Look]:
+            nonlocal began
+            began = time.monotonic()
+            return reaper.agenda(policies, without=without, rescan=rescan)
+
+        try:
+            looks = self._retrying(ask)
+        except ReaperError:
+            if self._stop.requested:
+                raise _Stopped from None  # We cancelled it ourselves.
+            raise
+        return {look: look.policy in rescan for look in looks}, began
+
+    def _learn(self, turns: Sequence[_Turn], looks: "dict[Look, bool]", began: float) -> None:
+        """Put down when these turns are due.  The waits count from ``began``: asking took as long as claiming will."""
+        found = {look.policy: (look, rescan) for look, rescan in looks.items()}
+        for turn in turns:
+            if turn.policy not in found:
+                turn.due_at = 0.0  # Withdrawn: its claim says so.
+                continue
+            look, rescan = found[turn.policy]
+            if look.wait == 0:
+                turn.due_at = 0.0
+                continue  # A rescan that found something leaves the rest to the claim.
+            turn.misses = 0
+            turn.due_at = math.inf if look.wait is None else began + look.wait + _AFTER_DUE
+            if rescan:
+                turn.rescanned(began, look.cost)
+            elif look.cost > _LONG_LOOK:
+                turn.look_at = time.monotonic() + _LOOK_SHARE * look.cost
 
     def _report(self) -> None:
         now = time.monotonic()
@@ -823,6 +989,7 @@ class Worker:
     def _connect(self, *, first: bool = False) -> None:
         """Connect, waiting as long as this kind of run may wait.  Raises the trouble when that is over."""
         while True:
+            self._beat()
             try:
                 self._open()
             except DatabaseUnavailable as trouble:
@@ -890,6 +1057,11 @@ class Worker:
 def _backoff(attempt: int, *, first: float, cap: float) -> float:
     """Seconds before the attempt after the ``attempt``-th failure: doubling, capped, half of it random."""
     return min(cap, first * 2.0 ** min(attempt - 1, 40)) * random.uniform(0.5, 1.0)  # noqa: S311
+
+
+def _pause(attempt: int) -> float:
+    """Seconds before a call that something locked stood in the way of is tried again."""
+    return random.uniform(0.5, 1.0) * min(0.01 * 3.0 ** min(attempt, 40), 1.0)  # noqa: S311
 
 
 @contextmanager

@@ -4,6 +4,8 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import click
@@ -33,6 +35,8 @@ _SHOW_EVERY = 0.2
               help="Exit 1 while dead letters wait, not only when new ones come about.")  # fmt: skip
 @click.option("--poll", type=SECONDS, default=5, show_default=True, metavar="SECONDS",
               help="Longest sleep of the daemon.")  # fmt: skip
+@click.option("--heartbeat", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="A file that a living daemon keeps fresh; `pgreaper heartbeat FILE` judges it.")  # fmt: skip
 @click.option("--shutdown-timeout", type=SECONDS, default=20, show_default=True,
               metavar="SECONDS", help="After SIGTERM or Ctrl-C, be gone within that.")  # fmt: skip
 @common_options
@@ -48,6 +52,7 @@ def work(
     concurrency: int | None,
     fail_on_dead_letter: bool,
     poll: float,
+    heartbeat: Path | None,
     shutdown_timeout: float,
     database_url: str | None,
     as_json: bool,
@@ -56,7 +61,7 @@ def work(
     Expire what is due, then exit; or stay, with --daemon.
 
     Works on all policies unless some are named. Any number of workers may run at
-    once. Ctrl-C and SIGTERM finish the batch in hand; a second one cancels it.
+    once. Ctrl-C, SIGTERM and SIGHUP finish the batch in hand; a second one cancels it.
 
     A handler is a function, or an async one, of one argument: the call, with policy,
     key, deadline, attempt, payload and idempotency_key. It is called at least once
@@ -69,6 +74,8 @@ def work(
     """
     if once and daemon:
         raise click.UsageError("--once and --daemon exclude each other.")
+    if heartbeat is not None and not daemon:
+        raise click.UsageError("--heartbeat is for a --daemon.")
     if concurrency is not None and handler is None:
         raise click.UsageError("--concurrency is for a --handler.")
     if fail_on_dead_letter and daemon and max_seconds is None and max_rows is None:
@@ -89,6 +96,7 @@ def work(
             max_rows=max_rows,
             max_seconds=max_seconds,
             poll=poll,
+            heartbeat=heartbeat,
             shutdown_timeout=shutdown_timeout,
             handler=function,
             concurrency=concurrency or 8,
@@ -96,21 +104,27 @@ def work(
         ),
         log=screen.log,
         on_batch=screen.progress if screen.shows_progress and not daemon else None,
+        on_leave=lambda run: _show(run, as_json=as_json),
     )
     try:
         run = worker.run()
     finally:
         screen.clear()
-    if as_json:
-        emit("work", **_document(run))
-    else:
-        _tell(run)
+    _show(run, as_json=as_json)
     if worker.left_calls_behind:
         # A handler that hangs, perhaps in a thread of its own making, must not keep the process.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(run.exit_code)
     return run.exit_code
+
+
+def _show(run: Run, *, as_json: bool) -> None:
+    if as_json:
+        emit("work", **_document(run))
+    else:
+        _tell(run)
+    sys.stdout.flush()
 
 
 class _Screen:
@@ -125,7 +139,8 @@ class _Screen:
         self._expected: int | None = None
 
     def log(self, line: str) -> None:
-        with self._lock:
+        # Nobody listens any more: the terminal is gone, the disk full.  That must not stop the work.
+        with self._lock, suppress(OSError):
             self._erase()
             click.echo(f"pgreaper: {one_line(line)}", err=True)
 

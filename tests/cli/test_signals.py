@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 TRANSITION = "exists (select from pg_stat_activity where query like '%reaper_expire%' and wait_event = 'PgSleep')"
 IDLE = (
     "exists (select from pg_stat_activity where application_name like 'pgreaper/%'"
-    " and query like '%reaper_next_due%' and state = 'idle')"
+    " and query like '%_agenda%' and state = 'idle')"
 )
 
 

@@ -1,0 +1,66 @@
+-- _look: when there may be work for one policy.
+--
+-- Looks ahead of the cursor; what becomes claimable behind it is found with `rescan`,
+-- which begins at the oldest deadline, as a claim with `rescan` does.
+--
+-- Promises
+--   * NULL when nothing lies ahead, and for a policy that is paused or passive; `clock` itself when something may be claimed now.
+--   * Writes nothing; a few index probes.
+--
+-- Raises
+--   42P01, 42703, 42501, 55P03  the target cannot be looked at.
+create function pgreaper._look(
+  policy pgreaper.policies,
+  clock timestamptz,
+  rescan boolean
+)
+returns timestamptz
+language plpgsql
+volatile
+security invoker
+as $function$
+declare
+  v_target pgreaper._target;
+  v_cursor pgreaper.cursors;
+  v_suspicion record;
+  v_allowance double precision;
+  v_deadline timestamptz;
+  v_next timestamptz;
+begin
+  if policy.paused_at is not null or pgreaper._subscription(policy) is not null then
+    return null;
+  end if;
+
+  v_target := pgreaper._target(policy);
+  select c.* into v_cursor from pgreaper.cursors as c where c.policy_id = policy.policy_id;
+
+  v_suspicion := pgreaper._suspicion(policy, v_cursor);
+  if v_suspicion.suspect and v_suspicion.until > _look.clock then
+    return v_suspicion.until;
+  end if;
+
+  if cardinality((pgreaper._due(policy, v_target, _look.clock, case when not _look.rescan then v_cursor.position end, 1)).keys) > 0 then
+    v_allowance := pgreaper._allowance(policy, _look.clock, v_cursor.rate_tokens, v_cursor.rate_at);
+    if v_allowance is null or v_allowance >= 1 then
+      return _look.clock;
+    end if;
+    v_next := _look.clock + make_interval(secs => (1 - v_allowance) / policy.rate_limit);
+  end if;
+
+  execute format(
+    'select %1$s from %2$s as h where %3$s and %4$s order by %5$s limit 1',
+    v_target.deadline, v_target.relation, v_target.held, v_target.ahead, v_target.deadline_order)
+     into v_deadline
+    using _look.clock - policy.grace;
+
+  return least(v_next, v_deadline + policy.grace, pgreaper._retry_at(policy.policy_id),
+    -- A claim bound to a session is watched more closely than its lease.
+    (select min(case when c.session_pid is null then c.claim_until
+                     else least(c.claim_until, coalesce(c.session_lost_at + interval '5 seconds', _look.clock + interval '1 second')) end)
+       from pgreaper.claims as c
+      where c.policy_id = policy.policy_id and c.finished_at is null));
+end;
+$function$;
+
+comment on function pgreaper._look(pgreaper.policies, timestamptz, boolean) is
+'When there may be work for one policy; NULL: nothing ahead.';
