@@ -3,6 +3,10 @@
 -- Claim and transition fused: no lease is written, because the holds are locked from
 -- here to the commit.  Holds that a worker has leased are left to it.
 --
+-- A step that the statement timeout cancels is undone, and its holds are put on record as
+-- `StatementTimeout`: retries go in ever smaller batches, until the guilty hold is alone.  Only
+-- then can it become a dead letter.
+--
 -- A function of its own, because the procedure around it commits and may carry no SET.
 create function pgreaper._sweep_step(
   policy text,
@@ -29,7 +33,9 @@ declare
   v_batch pgreaper._batch;
   v_try record;
   v_result record;
-  v_step pgreaper._step := row(0, 0, 0, 0, _sweep_step.start, false, false)::pgreaper._step;
+  v_blamed pgreaper.policies := v_policy;
+  v_began constant timestamptz := clock_timestamp();
+  v_step pgreaper._step := row(0, 0, 0, 0, _sweep_step.start, false, false, false)::pgreaper._step;
 begin
   perform pgreaper._require_writable();
   if v_policy.paused_at is not null or pgreaper._subscription(v_policy) is not null then
@@ -93,10 +99,15 @@ begin
       end if;
       v_step.taken := coalesce(cardinality(v_try.done), 0);
     exception
+      when query_canceled then
+        if not pgreaper._outlasted(v_began) then
+          raise;
+        end if;
+        v_step.timed_out := true;
       when assert_failure or others then
         v_step.taken := 0;
     end;
-    if v_step.taken > 0 then
+    if v_step.taken > 0 and not v_step.timed_out then
       v_step.expired := v_step.taken;
       v_step.last_deadline := v_try.last_deadline;
       v_step.more := true;
@@ -113,7 +124,27 @@ begin
     return v_step;
   end if;
 
-  v_result := pgreaper._transition(v_policy, v_target, v_now, null, _sweep_step.worker, v_batch);
+  if not v_step.timed_out then
+    begin
+      v_result := pgreaper._transition(v_policy, v_target, v_now, null, _sweep_step.worker, v_batch);
+    exception
+      when query_canceled then
+        if not pgreaper._outlasted(v_began) then
+          raise;
+        end if;
+        v_step.timed_out := true;
+    end;
+  end if;
+  if v_step.timed_out then
+    -- The timer will not ring again in this call, so nothing more is tried in it.
+    if v_step.taken > 1 then
+      v_blamed.max_attempts := 2147483647;
+    end if;
+    perform pgreaper._fail(v_blamed, v_now, v_batch.keys, v_batch.deadlines, null, _sweep_step.worker,
+      transient => true, error_class => 'StatementTimeout', sqlstate => '57014');
+    return v_step;
+  end if;
+
   v_step.expired := cardinality(v_result.expired);
   select count(*) filter (where o.outcome in ('retry', 'dead-letter')), count(*) filter (where o.outcome = 'locked')
     into v_step.failed, v_step.locked
@@ -125,15 +156,6 @@ begin
     -- A step that found nothing but locked rows, and got no further, is the last.
     v_step.more := v_step.locked < v_step.taken or v_step.last_deadline is distinct from _sweep_step.start;
   else
-    -- A retry that somebody has locked would come back in the next step, without end.
-    update pgreaper.failures as f
-       set not_before = v_now + interval '1 second'
-      from unnest(v_result.others) as o
-     where v_step.locked > 0
-       and f.policy_id = v_policy.policy_id
-       and f.key = o.key
-       and o.outcome = 'locked'
-       and f.not_before <= v_now;
     v_step.more := v_batch.origin = 'retry' or v_step.locked < v_step.taken;
   end if;
 

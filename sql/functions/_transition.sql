@@ -12,12 +12,17 @@
 --
 -- Promises
 --   * Each key comes back once: in `expired`, or with its outcome in `others`.
+--   * A retry that turns out to be locked comes back after a second, not at once and for ever.
 --   * A hold whose trigger or key waits for somebody's lock is `locked`, not charged; after
 --     a few such waits the rest of the batch is left for the next round.  A trigger that
 --     only says RAISE with such a code waits for nobody: a transient failure of its hold.
 --   * Trouble of the environment is charged to nobody: it is raised, and so is a missing
 --     right, unless other holds of the batch are settled.  Then the hold that met it is
 --     `locked`, and a right that was missing beside holds that expired is its own failure.
+--   * A canceled statement is nobody's failure here: that goes up to whoever knows who canceled.
+--
+-- Raises
+--   RP005  a piece of pgreaper is missing, as after half an upgrade; nobody is charged.
 create function pgreaper._transition(
   policy pgreaper.policies,
   target pgreaper._target,
@@ -84,6 +89,17 @@ begin
       v_from := v_to + 1;
       v_to := least(v_size, v_to + v_width);
       continue;
+    end if;
+
+    -- Something is missing, and no code of the user's was running: that would be inside one of
+    -- these two statements.  What EXECUTE cannot parse is a matter of the target, unless it names us.
+    if v_sqlstate in ('42883', '42704', '42703', '42P01', '3F000')
+      and strpos(v_context, 'with locked as materialized') = 0
+      and strpos(v_context, 'set constraints all immediate') = 0
+      and (v_message ~ '\mpgreaper\.' or split_part(v_context, E'\n', 1) !~ 'EXECUTE$') then
+      raise exception 'pgreaper is not complete in this database: %', v_message
+        using errcode = 'RP005',
+              hint = 'Run `pgreaper install`; nobody was charged.';
     end if;
 
     -- Perhaps a matter of this hold, perhaps of all: a few more tries tell.
@@ -187,6 +203,22 @@ begin
      cross join lateral pgreaper._classify(policy, target, _transition.clock, _transition.token, _transition.worker,
             left_over.keys, left_over.deadlines) as c
      where left_over.keys is not null);
+
+  -- In key order and without waiting: two sweeps may have met the same retries.
+  update pgreaper.failures as f
+     set not_before = _transition.clock + interval '1 second'
+    from (
+      select m.key
+        from pgreaper.failures as m
+        join unnest(others) as o on o.key = m.key and o.outcome = 'locked'
+        join unnest(batch.keys, batch.deadlines) as b (key, deadline) on b.key = m.key and b.deadline = m.deadline
+       where m.policy_id = policy.policy_id
+         and m.not_before <= _transition.clock
+       order by m.key
+         for update of m skip locked
+    ) as locked
+   where f.policy_id = policy.policy_id
+     and f.key = locked.key;
 end;
 $function$;
 

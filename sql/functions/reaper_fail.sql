@@ -5,7 +5,8 @@
 --
 -- Promises
 --   * Charges one attempt to this hold and none to the others.
---   * A hold that is in the trail by then did not fail: the answer is what became of it.
+--   * A hold that was expired, consumed, extended or deleted meanwhile did not fail: that is a
+--     conflict, recorded and answered as such, and no dead letter is left of it.
 --   * `transient` failures have max_attempts, others permanent_attempts; `final` has none.
 --   * `retry_in` replaces the computed delay, within the budget; what is not `charged` is
 --     put off without costing an attempt.
@@ -14,6 +15,7 @@
 -- Raises
 --   RP001  the lease is lost: somebody else is responsible for the hold.
 --   22023  a key that the claim does not hold, or no class.
+--   55P03  the claim or the target stayed locked; nothing happened, try again.
 create function pgreaper.reaper_fail(
   token uuid,
   key text,
@@ -34,6 +36,11 @@ declare
   v_policy pgreaper.policies;
   v_position integer;
   v_deadline timestamptz;
+  v_now timestamptz;
+  v_target pgreaper._target;
+  v_due boolean;
+  v_ended boolean;
+  v_state text;
   v_decision pgreaper.failure_decision;
 begin
   perform pgreaper._require_writable();
@@ -50,11 +57,12 @@ begin
   if not exists (select from pgreaper._recorded(v_claim) as r where r.key = reaper_fail.key) then
     select p.* into strict v_policy from pgreaper.policies as p where p.policy_id = v_claim.policy_id;
     v_deadline := v_claim.deadlines[v_position];
+    v_now := pgreaper._clock();
 
     -- A sweep may have had the hold in hand already when it was claimed.
     insert into pgreaper.events (policy_id, key, deadline, kind, state, worker, token, at)
     select t.policy_id, reaper_fail.key, v_deadline, 'already-done', coalesce(t.state, 'expired'), v_claim.worker,
-           v_claim.token, pgreaper._clock()
+           v_claim.token, v_now
       from pgreaper.transitions as t
      where t.policy_id = v_claim.policy_id
        and tstzrange(t.first_deadline, t.last_deadline, '[]') @> v_deadline
@@ -63,10 +71,31 @@ begin
      limit 1;
 
     if not found then
-      perform pgreaper._fail(v_policy, pgreaper._clock(), array[reaper_fail.key], array[v_deadline],
-        v_claim.token, v_claim.worker, transient => coalesce(reaper_fail.transient, false),
-        error_class => left(reaper_fail.error_class, 200), retry_in => reaper_fail.retry_in,
-        final => coalesce(reaper_fail.final, false), charged => coalesce(reaper_fail.charged, true));
+      begin
+        v_target := pgreaper._target(v_policy);
+        execute format(
+          'select f.due, f.ended, f.state'
+          '  from (values (1)) as one (n)'
+          '  left join (select %1$s and %2$s and %3$s = $2 as due, %4$s as ended, %5$s as state from %6$s as h where %7$s) as f on true',
+          v_target.held, v_target.due, v_target.deadline, v_target.ended, v_target.state, v_target.relation, v_target.matches)
+           into v_due, v_ended, v_state
+          using v_now - v_policy.grace, v_deadline, array[reaper_fail.key];
+      exception
+        -- Whatever has become of the table, a failure is recorded.
+        when syntax_error_or_access_rule_violation or data_exception then
+          v_due := true;
+      end;
+
+      if v_due then
+        perform pgreaper._fail(v_policy, v_now, array[reaper_fail.key], array[v_deadline],
+          v_claim.token, v_claim.worker, transient => coalesce(reaper_fail.transient, false),
+          error_class => left(reaper_fail.error_class, 200), retry_in => reaper_fail.retry_in,
+          final => coalesce(reaper_fail.final, false), charged => coalesce(reaper_fail.charged, true));
+      else
+        insert into pgreaper.events (policy_id, key, deadline, kind, state, worker, token, at)
+        values (v_claim.policy_id, reaper_fail.key, v_deadline, case when v_ended then 'already-done' else 'not-eligible' end,
+                v_state, v_claim.worker, v_claim.token, v_now);
+      end if;
     end if;
   end if;
 

@@ -6,7 +6,8 @@ create type pgreaper._step as (
   locked integer,
   last_deadline timestamptz,
   more boolean,
-  suspended boolean
+  suspended boolean,
+  timed_out boolean
 );
 
 comment on type pgreaper._step is 'What one step of a sweep did; internal.';

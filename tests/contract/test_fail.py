@@ -81,6 +81,52 @@ def test_what_a_sweep_has_expired_meanwhile_did_not_fail(core, holds, committed)
     assert core.column("select invariant from pgreaper.reaper_verify() where not holds") == []
 
 
+MEANWHILE = {
+    "consumed": ("update holds set status = 'consumed' where id = 1", ("not-eligible", "consumed")),
+    "extended": ("update holds set expires_at = now() + interval '1 day' where id = 1", ("not-eligible", "held")),
+    "held anew, and due": ("update holds set expires_at = expires_at + interval '1 s' where id = 1",
+                           ("not-eligible", "held")),
+    "never due": ("update holds set expires_at = 'infinity' where id = 1", ("not-eligible", "held")),
+    "deleted": ("delete from holds where id = 1", ("not-eligible", None)),
+    "c093 truncated": ("truncate holds", ("not-eligible", None)),
+    "expired by hand": ("update holds set status = 'expired' where id = 1", ("already-done", "expired")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [{"final": True}, {"transient": True}, {"charged": False}], ids=str)
+@pytest.mark.parametrize("what", MEANWHILE)
+def test_what_the_application_did_meanwhile_is_a_conflict_and_no_failure(core, holds, what, kind):
+    """The handler failed for a hold that is none any more: recorded with the state found, and nobody is charged."""
+    statement, (outcome, state) = MEANWHILE[what]
+    holds.due(1)
+    core.register()
+    [hold] = core.claim(worker="w")
+    core.do(statement)
+
+    assert fail(core, hold, **kind) == (outcome, None, None)
+    assert fail(core, hold, **kind) == (outcome, None, None), "told twice, the same answer"
+
+    assert core.value("select count(*) from pgreaper.failures") == 0
+    assert core.rows("select key, outcome, state, worker from pgreaper.history where key is not null") == [
+        ("1", outcome, state, "w")
+    ]
+    assert core.expire(hold.token) == {"1": (outcome, state)}
+    core.run()  # held anew and due, it is another incarnation, and expires
+    assert core.column("select invariant from pgreaper.reaper_verify() where not holds") == []
+
+
+@pytest.mark.parametrize("what", ["drop table holds", "alter table holds rename status to state",
+                                  "alter table holds alter id drop identity; alter table holds alter id type text using 'x' || id"])  # fmt: skip
+def test_a_failure_is_recorded_whatever_has_become_of_the_table(core, holds, what):
+    """Nobody can look whether the hold is still due, and it failed all the same."""
+    holds.due(1)
+    core.register()
+    [hold] = core.claim()
+    core.do(what)
+    outcome, attempts, _ = fail(core, hold, final=True)
+    assert (outcome in ("dead-letter", "not-eligible"), attempts) == (True, 1 if outcome == "dead-letter" else None)
+
+
 def test_a_failed_hold_is_not_expired_by_its_claim(core, holds):
     """Neither with all keys nor by name: what was recorded is the answer."""
     holds.due(2)
@@ -272,13 +318,13 @@ def test_on_a_read_only_node(committed, core, holds):
     assert core.refused("select pgreaper.reaper_fail(%s, %s, 'X')", hold.token, hold.key).sqlstate == "RP004"
 
 
-def test_c093_a_hold_that_was_deleted_while_it_was_leased(core, holds):
-    """The failure is recorded without a foreign key in the way, and closed when its time comes."""
+def test_c093_a_hold_that_was_deleted_after_it_failed(core, holds):
+    """The failure stands without a foreign key in the way, and is closed when its time comes."""
     holds.due(2)
     core.register(max_attempts=3, backoff_base="0", backoff_cap="0")
     first, _ = core.claim()
-    core.connection.execute("delete from holds where id = %s", (first.key,))
     assert fail(core, first, transient=True)[0] == "retry"
+    core.connection.execute("delete from holds where id = %s", (first.key,))
     core.expire(first.token)
     assert core.claim(rescan=True) == []
     assert core.value("select count(*) from pgreaper.failures") == 0, "closed: there is no such hold"

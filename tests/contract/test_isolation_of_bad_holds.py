@@ -583,21 +583,166 @@ def test_a_trigger_that_moves_the_deadline_and_keeps_the_hold_is_undone(core, ho
     assert core.claim(rescan=True) == []
 
 
-def test_c090_a_retry_that_somebody_has_locked_does_not_make_a_sweep_spin(committed, core, holds, connect):
-    """It is put off for a second, uncharged; the rest of the run goes on and ends."""
+@pytest.mark.parametrize("way", ["sweep", "claim"])
+def test_c090_a_retry_that_somebody_has_locked_does_not_spin(committed, core, holds, connect, set_clock, way):
+    """It is put off for a second, uncharged, whichever way it was tried; the rest goes on and the run ends."""
     holds.due(3)
     core.register(backoff_base="0", backoff_cap="0")
     [hold, *_] = core.claim()
     core.call("reaper_fail", "outcome", token=hold.token, key=hold.key, error_class="T", transient=True)
     core.call("reaper_release", token=hold.token)
+
+    def run() -> int:
+        if way == "sweep":
+            return int(core.value("call pgreaper.reaper_sweep()"))
+        return list(core.run().values()).count("expired")
+
     other = connect()
     with other.transaction():
         other.execute("update holds set customer_email = 'x' where id = %s", (hold.key,))
         core.do("set statement_timeout = '5s'")
-        assert core.value("call pgreaper.reaper_sweep()") == 2
+        assert run() == 2
         assert core.rows("select key, attempts from pgreaper.retries") == [(hold.key, 1)]
-    core.do("update pgreaper.failures set not_before = now()")
-    assert core.value("call pgreaper.reaper_sweep()") == 1
+        assert core.value("select not_before > failed_at from pgreaper.failures")
+    set_clock(timedelta(seconds=2))
+    assert run() == 1
+
+
+def test_only_the_retry_itself_is_put_off(committed, core, holds, connect):
+    """A locked hold that never failed is not put on record, and the failure of an earlier incarnation stays as it is."""
+    [id_] = holds.due(1)
+    core.register(backoff_base="0", backoff_cap="0")
+    [hold] = core.claim()
+    core.call("reaper_fail", "outcome", token=hold.token, key=hold.key, error_class="T", transient=True)
+    core.call("reaper_release", token=hold.token)
+    core.do("update holds set expires_at = expires_at + interval '1 minute'")
+    other = connect()
+    with other.transaction():
+        other.execute("update holds set customer_email = 'x' where id = %s", (id_,))
+        before = core.rows("select * from pgreaper.failures")
+        [again] = core.claim(rescan=True)
+        assert core.expire(again.token)[str(id_)][0] == "locked"
+        assert core.rows("select * from pgreaper.failures") in (before, [])
+
+
+PIECES = {
+    "function": ("drop function pgreaper._row_lock(pgreaper.policies)", "_row_lock"),
+    "function in a statement": (
+        "drop function pgreaper._lateness(timestamptz, timestamptz[], timestamptz, timestamptz)", "_lateness"),
+    "table": ("alter table pgreaper.transitions rename to moved", "transitions"),
+    "column": ("alter table pgreaper.transitions rename column lateness to moved", "lateness"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["expire", "sweep"])
+@pytest.mark.parametrize("piece", PIECES)
+def test_a_missing_piece_of_pgreaper_is_nobodys_fault(committed, core, holds, piece, way):
+    """Half an upgrade: RP005 names what is missing; no hold is charged and the policy is not suspended."""
+    statement, name = PIECES[piece]
+    holds.due(20)
+    core.register()
+    core.do("truncate pgreaper.claims")
+    token = core.claim()[0].token if way == "expire" else None
+    core.do(statement)
+
+    with pytest.raises(psycopg.Error) as refused:
+        core.value("call pgreaper.reaper_sweep()") if token is None else core.expire(token)
+
+    error = refused.value
+    if piece != "table":  # that one is met before the transition is tried
+        assert error.sqlstate == "RP005"
+    assert name in (error.diag.message_primary or "")
+    assert core.value("select count(*) from pgreaper.failures") == 0
+    assert core.rows("select failing_at, suspensions from pgreaper.cursors") == [(None, 0)]
+    assert set(holds.states().values()) == {"held"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["perform no_such_function();", "perform pgreaper.no_such_function();", "perform from pgreaper.no_such_table;",
+     "raise undefined_function using message = 'function pgreaper._row_lock() does not exist';"],
+)  # fmt: skip
+@pytest.mark.parametrize("deferred", [False, True])
+def test_what_a_trigger_misses_is_the_policys_trouble(committed, core, holds, body, deferred):
+    """42883 too, and another matter: all holds fail alike, so the policy rests, by its own code."""
+    ids = holds.due(20)
+    spoil(core, ids)
+    core.do(*trigger(body, deferred=deferred))
+    core.register()
+    outcomes = core.expire(core.claim()[0].token)
+    assert {outcome for outcome, _ in outcomes.values()} == {"retry"}
+    assert core.status()["state"] == "suspended"
+    assert core.value("select count(*) from pgreaper.failures") == 0
+
+
+# A hold that takes longer than any statement may.
+ENDLESS = "perform pg_sleep(5);"
+
+
+def sweep_under_a_timeout(core, *, batch: int = 500) -> str | None:
+    """One call of the sweep that may take 400 ms; the SQLSTATE of its error."""
+    core.do("set statement_timeout = '400ms'")
+    try:
+        core.value("call pgreaper.reaper_sweep(batch => %s)", batch)
+    except psycopg.Error as error:
+        return error.sqlstate
+    finally:
+        core.do("set statement_timeout = '20s'")
+    return None
+
+
+@pytest.mark.parametrize("place", ["first", "middle"])
+def test_a_hold_that_alone_outlasts_the_timeout_is_found_by_sweeps(committed, core, holds, place):
+    """Each call is cancelled with its timer, and yet later calls get there: it is a dead letter, alone."""
+    ids = holds.due(20)
+    guilty = ids[0] if place == "first" else ids[9]
+    spoil(core, [guilty])
+    core.do(*trigger(ENDLESS))
+    core.register(max_attempts=2, backoff_base="0", backoff_cap="0")
+    calls = []
+    while len(calls) < 12 and (state := sweep_under_a_timeout(core)) is not None:
+        calls.append(state)
+    # 20 together, then 2 or 3 at a time, then alone; with a budget of two.
+    assert calls == ["57014"] * len(calls)
+    assert 2 <= len(calls) <= 6
+    check(core, holds, ids, [guilty], ("StatementTimeout", "57014", None))
+
+
+def test_a_timeout_that_was_used_up_by_others_blames_nobody(committed, core, holds):
+    """The step in hand when a long call ends is innocent: what is committed stays, and nobody is charged."""
+    holds.due(100)
+    core.do(
+        "create function slow() returns trigger language plpgsql as $$ begin perform pg_sleep(0.02); return new; end $$",
+        "create trigger slow before update on holds for each row execute function slow()",
+    )
+    core.register()
+    assert sweep_under_a_timeout(core, batch=4) == "57014"
+    assert 4 <= list(holds.states().values()).count("expired") < 100
+    assert core.value("select count(*) from pgreaper.failures") == 0
+
+
+@pytest.mark.parametrize("way", ["sweep", "expire"])
+def test_a_persons_cancel_charges_nobody(committed, core, holds, connect, way):
+    """pg_cancel_backend while a bad hold is being tried alone, with a timeout that is far away."""
+    ids = holds.due(1)
+    spoil(core, ids)
+    core.do(*trigger(ENDLESS))
+    core.register()
+    token = core.claim()[0].token if way == "expire" else None
+    session = Session(connect(), core.connection)
+    try:
+        session.run("set statement_timeout = '1min'")
+        answer = session.start("call pgreaper.reaper_sweep()" if token is None else
+                               f"select pgreaper.reaper_expire('{token}')")  # fmt: skip
+        sleeps = "select count(*) from pg_stat_activity where pid = %s and wait_event = 'PgSleep'"
+        while core.value(sleeps, session.pid) == 0:
+            assert not answer.done()
+        core.value("select pg_cancel_backend(%s)", session.pid)
+        assert isinstance(answer.exception(timeout=10), psycopg.errors.QueryCanceled)
+    finally:
+        session.close()
+    assert core.value("select count(*) from pgreaper.failures") == 0
+    assert set(holds.states().values()) == {"held"}
 
 
 def test_c023_a_forgotten_transaction_keeps_one_hold_and_is_seen(committed, core, holds, connect):

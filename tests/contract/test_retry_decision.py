@@ -183,9 +183,9 @@ def test_a_late_failure_does_not_replace_that_of_a_later_incarnation(core, holds
     [(outcome,)] = core.call(
         "reaper_fail", "outcome", token=slow.token, key=slow.key, error_class="TimeoutError", transient=True
     )
-    assert outcome == "retry"
+    assert outcome == "not-eligible"
     assert core.rows("select * from pgreaper.dead_letters") == before
-    assert core.expire(slow.token) == {slow.key: ("retry", None)}, "its own claim has settled it"
+    assert core.expire(slow.token) == {slow.key: ("not-eligible", "held")}, "its own claim has settled it"
     assert core.expire(quick.token) == {slow.key: ("dead-letter", None)}
     assert core.rows("select * from pgreaper.dead_letters") == before
     assert core.claim(rescan=True) == []

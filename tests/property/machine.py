@@ -265,8 +265,14 @@ class Reaping(RuleBasedStateMachine):
         key = list(deadlines)[which % len(deadlines)]
 
         def expected() -> list[tuple[Any, ...]]:
-            claim = self.model.claim_of(token)
-            if key not in claim.settled:
+            claim, hold = self.model.claim_of(token), self.model.holds.get(key)
+            if key in claim.settled:
+                pass
+            elif (key, deadlines[key]) in self.model.trail or (hold is not None and hold.status == "expired"):
+                claim.settled[key] = "already-done"
+            elif hold is None or not self.model.due(key) or hold.deadline != deadlines[key]:
+                claim.settled[key] = "not-eligible"
+            else:
                 budget = 1 if kind == "final" else MAX_ATTEMPTS
                 ready = self.model.now + timedelta(seconds=40) if kind in ("asked for", "put off") else None
                 before = self.model.failures.get(key)

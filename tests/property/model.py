@@ -180,6 +180,8 @@ class Model:
             outcomes[key] = outcome
             if outcome != "locked":
                 claim.settled[key] = outcome
+            elif (failure := self.failures.get(key)) and failure.deadline == deadline and failure.ready_at:
+                failure.ready_at = max(failure.ready_at, self.now + timedelta(seconds=1))  # a locked retry is put off
         if keys is None:
             claim.ending = "expired"
         return outcomes
