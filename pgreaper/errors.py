@@ -77,8 +77,9 @@ class WrongTransaction(ReaperError):
 
 
 class VersionMismatch(ReaperError):
-    """The SQL in the database is not the version that this driver speaks (RP005)."""
+    """The SQL in the database and this driver do not fit (RP005); try later, as their other half is on its way."""
 
+    exit_code = 75
     code = "version-mismatch"
 
 

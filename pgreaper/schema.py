@@ -112,7 +112,10 @@ _TOKEN = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _COMMENT = re.compile(r"\s*(?:--[^\n]*(?:\n|$)\s*)*")
-_CREATES = re.compile(r"create (?:or replace )?(table|view|type|domain|sequence|function|procedure) (pgreaper\.(\w+))")
+_CREATES = re.compile(
+    r"create (?:or replace )?(?:(table|view|type|domain|sequence|function|procedure) pgreaper\.(\w+)"
+    r"|(trigger) (\w+) [\w\s]+? (on pgreaper\.\w+))"
+)
 
 
 def statements(text: str) -> Iterator[str]:
@@ -132,10 +135,11 @@ def statements(text: str) -> Iterator[str]:
 
 
 def objects(text: str) -> Iterator[tuple[str, str, str]]:
-    """What a file of ``sql/`` creates: kind, name, and the statement."""
+    """What a file of ``sql/`` creates: kind, name (of a trigger: where it is, too), and the statement."""
     for statement in statements(text):
         if found := _CREATES.match(statement):
-            yield found[1], found[3], statement
+            kind, name, trigger, called, on = found.groups()
+            yield (kind, name, statement) if kind else (trigger, f"{called} {on}", statement)
 
 
 # --------------------------------------------------------------------------
@@ -187,8 +191,8 @@ do $arrive$
 declare
   v_revision text;
 begin
-  if current_setting('server_version_num')::integer < 150000 then
-    raise exception 'pgreaper needs PostgreSQL 15 or newer, this is %', current_setting('server_version')
+  if current_setting('server_version_num')::integer < 140000 then
+    raise exception 'pgreaper needs PostgreSQL 14 or newer, this is %', current_setting('server_version')
       using errcode = 'feature_not_supported';
   end if;
 
@@ -271,7 +275,7 @@ def drop(op: Operations, revision: str, files: Sequence[str]) -> None:
     """
     for name in reversed(files):
         for kind, created, _ in reversed(list(objects(_source(op).read(revision, name)))):
-            execute(op, f"drop {kind} pgreaper.{created};")
+            execute(op, f"drop trigger {created};" if kind == "trigger" else f"drop {kind} pgreaper.{created};")
 
 
 def _source(op: Operations) -> Source:

@@ -149,8 +149,10 @@ def test_not_installed(pgreaper, empty_dsn, command):
 def test_another_version(pgreaper, db, command):
     db.execute("create or replace function pgreaper.reaper_version() returns text language sql as $$ select '7.7' $$")
     result = pgreaper(*command)
-    assert result.code == 1
-    assert re.fullmatch(r"error: the database has version 7\.7 .*\nhint: .*pgreaper install.*\n", result.err)
+    assert result.code == 75
+    assert re.fullmatch(
+        r"error: the database has schema version 7\.7 .*\nhint: .*use a pgreaper that fits.*\n", result.err
+    )
 
 
 @pytest.mark.parametrize("command", [["work"], ["status"], ["policies", "--json"], ["register", "p", "t", *OVERDUE]])
@@ -197,7 +199,7 @@ def test_no_traceback_unless_asked_for(pgreaper, db, holds):
     """An error that nobody foresaw is one line; --debug shows where."""
     db.execute("alter table pgreaper.policies rename column owner to possessor")
     short, long = pgreaper("policies"), pgreaper("policies", "--debug")
-    assert short.code == long.code == 1
+    assert short.code == long.code == 75
     assert "Traceback" not in short.err
     assert len(short.err.splitlines()) == 2
     assert "Traceback" in long.err

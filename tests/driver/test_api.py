@@ -11,6 +11,7 @@ import pytest
 from psycopg.rows import dict_row
 
 import pgreaper
+from pgreaper import api
 from pgreaper.api import SQL_VERSION, Batch, Reaper
 from pgreaper.errors import (
     DatabaseBusy,
@@ -264,12 +265,44 @@ def test_a_lock_that_does_not_come_is_the_environments(connect, registered, hold
     assert (busy.value.sqlstate, busy.value.exit_code) == ("55P03", 75)
 
 
-def test_versions(registered, db):
+def test_versions(registered):
+    """The database and the driver that came with it are of one version."""
     registered.require_version()
     assert registered.version() == SQL_VERSION == registered.server().version
-    db.execute("create or replace function pgreaper.reaper_version() returns text language sql as $$ select '0.2' $$")
-    with pytest.raises(VersionMismatch):
+
+
+@pytest.mark.parametrize(
+    ("found", "fits"),
+    [
+        ("3.3", False),  # older than it can work on
+        ("3.4", True),
+        ("3.10", True),  # as numbers, not as text
+        ("4.0", True),
+        ("4.1", True),
+        ("4.12", True),  # newer, and minor steps only add
+        ("5.0", False),
+        ("5", False),
+        ("", False),
+        ("4.1b", False),
+    ],
+)
+def test_c105_which_versions_fit(registered, db, monkeypatch, found, fits):
+    """RP005 unless the database is between the oldest that the driver knows and the end of its own major version."""
+    monkeypatch.setattr(api, "SQL_OLDEST", "3.4")
+    monkeypatch.setattr(api, "SQL_VERSION", "4.1")
+    db.execute(
+        f"create or replace function pgreaper.reaper_version() returns text language sql as $$ select '{found}' $$"
+    )
+    if fits:
         registered.require_version()
+        return
+    with pytest.raises(VersionMismatch) as error:
+        registered.require_version()
+    assert str(error.value) == (
+        f"the database has schema version {found} of pgreaper, this driver needs 3.4 or newer, below 5.0"
+    )
+    assert (error.value.exit_code, error.value.sqlstate) == (75, "RP005")
+    assert ("was upgraded" in str(error.value.hint)) == (found == "5.0")
 
 
 def test_a_missing_function_is_another_version(registered, db):

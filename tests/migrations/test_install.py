@@ -421,7 +421,7 @@ def test_installed_by_a_newer_version(empty_dsn: str, pgreaper: Run):
 
     for command in ("install", "uninstall"):
         done = pgreaper(empty_dsn, command)
-        assert done.returncode == 1
+        assert done.returncode == 75
         assert done.stderr.startswith("error: revision 0999 of pgreaper is installed, and this version")
     with pytest.raises(VersionMismatch):
         schema.install(empty_dsn)
