@@ -7,8 +7,8 @@ daemon that lives nor keeps a dead one.  Knows nothing of databases: whether tha
 reachable is no question of liveness.
 """
 
-import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -46,22 +46,18 @@ class Heartbeat:
         if now - self._beaten_at < _EVERY:
             return
         self._beaten_at = now
-        try:
+        with suppress(OSError):
             self._write()
-        except OSError:
-            pass
 
     def end(self) -> None:
         """Remove the file: who ends properly leaves nothing that grows old."""
-        try:
+        with suppress(OSError):
             self._path.unlink(missing_ok=True)
-        except OSError:
-            pass
 
     def _write(self) -> None:
         # Renamed into place, so that nobody reads half a beat.
         self._new.write_text(f"{self._beaten_at:.3f} {self._worker}\n")
-        os.replace(self._new, self._path)
+        self._new.replace(self._path)
 
 
 def read(path: Path) -> Beat | None:
