@@ -75,6 +75,8 @@ RETRY: Final = "retry"
 DEAD_LETTER: Final = "dead-letter"
 OUTCOMES: Final = (EXPIRED, ALREADY_DONE, NOT_ELIGIBLE, LOCKED, RETRY, DEAD_LETTER)
 """Everything that can become of a hold, in the order in which it is told."""
+TOO_SLOW: Final = "StatementTimeout"
+"""The class of error of a hold whose transition takes longer, alone, than a statement may."""
 
 Interval = str | timedelta
 """A length of time: a timedelta, or whatever Postgres reads as an interval (``'5 min'``)."""
@@ -371,6 +373,25 @@ class Reaper:
                 token,
             )
         ]
+
+    def leased_keys(self, token: UUID) -> list[str]:
+        """Return the holds of a claim that is not over yet; none when it is."""
+        rows = self._query(
+            "select unnest(keys) from pgreaper.claims where token = %s::uuid and finished_at is null", token
+        )
+        return [str(key) for (key,) in rows]
+
+    def statement_timeout(self) -> float:
+        """Seconds that the server gives a statement of this session; 0: as long as it takes."""
+        ((seconds,),) = self._query(
+            "select extract(epoch from current_setting('statement_timeout')::interval)::double precision"
+        )
+        return float(seconds)
+
+    def table_lock(self, policy: str) -> str | None:
+        """Who keeps the target from being worked on as a whole, in a few words; to be asked after DatabaseBusy."""
+        ((who,),) = self._query("select pgreaper._table_lock(%s::text)", policy)
+        return None if who is None else str(who)
 
     def renew(self, token: UUID, *, lease: Interval | None = None) -> datetime:
         """Keep a lease for longer (default: the policy's lease from now).  Raises LeaseLost."""

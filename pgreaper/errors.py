@@ -108,6 +108,12 @@ class QueryCancelled(ReaperError):
     code = "cancelled"
 
 
+class StatementTimeout(QueryCancelled):
+    """A statement took longer than ``statement_timeout`` allows: known to be that, and not a person's cancel."""
+
+    code = "statement-timeout"
+
+
 class DatabaseUnavailable(ReaperError):
     """The database cannot be reached, cannot write, or has no room: try later."""
 
@@ -121,6 +127,12 @@ class DatabaseBusy(DatabaseUnavailable):
     code = "database-busy"
 
 
+class TableLocked(DatabaseBusy):
+    """A whole target is locked, by a migration for example: nothing was done, try again."""
+
+    code = "table-locked"
+
+
 _OWN: dict[str, type[ReaperError]] = {
     "RP001": LeaseLost,
     "RP002": UnknownPolicy,
@@ -131,11 +143,15 @@ _OWN: dict[str, type[ReaperError]] = {
     "42501": AccessDenied,
 }
 _BUSY = frozenset({"40001", "40P01", "55P03"})
-# Classes of trouble that no row is to blame for; 25006 is a read-only node.
-_ENVIRONMENT = ("08", "53", "57P", "58", "25006")
+# Classes of trouble that no row is to blame for; 25006 is a read-only node, 25P03 and 25P04 end the session of
+# whoever has a transaction for too long.
+_ENVIRONMENT = ("08", "53", "57P", "58", "25006", "25P03", "25P04")
 # A statement of ours that names what is not there: schema, function, relation.
 _MISSING = frozenset({"3F000", "42883", "42P01"})
+# The same inside our functions, where the server says of its own accord that a piece is not there.
+_INCOMPLETE = _MISSING | {"42703", "42704"}
 _OWN_FRAME = re.compile(r"\bpgreaper\.\w+\(|\breaper_\w+\(|\b_(?:target|policy|require_writable)\(")
+_OWN_FUNCTION = re.compile(r"\bpgreaper\.\w+\(|\breaper_\w+\(")
 
 UPGRADE_HINT = "Run `pgreaper install` to upgrade the database, or use the driver that fits it."
 INSTALL_HINT = "Run `pgreaper install`, or look whether this is the database you meant."
@@ -167,6 +183,13 @@ def translate(error: psycopg.Error, database: str | None = None) -> ReaperError:
     if state == "42703" and diag.context is None and diag.statement_position is not None:
         return VersionMismatch(
             "pgreaper's tables and views in the database are not those that this driver knows",
+            hint=UPGRADE_HINT,
+            sqlstate="RP005",
+            original=error,
+        )
+    if state in _INCOMPLETE and _lacks_a_piece(diag):
+        return VersionMismatch(
+            f"pgreaper is not complete in this database: {diag.message_primary}",
             hint=UPGRADE_HINT,
             sqlstate="RP005",
             original=error,
@@ -233,6 +256,21 @@ def _is_own(diag: "Diagnostic") -> bool:
     if diag.source_function != "exec_stmt_raise" or not diag.context:
         return False
     return _OWN_FRAME.search(diag.context.partition("\n")[0]) is not None
+
+
+def _lacks_a_piece(diag: "Diagnostic") -> bool:
+    """
+    Whether a statement of our own functions names what is not there.
+
+    What EXECUTE cannot parse is a matter of the target, unless the message names us; triggers of the user's run
+    inside statements whose errors do not come as far as this.
+    """
+    if diag.source_function == "exec_stmt_raise" or not diag.context:
+        return False
+    first = diag.context.partition("\n")[0]
+    return bool(re.search(r"\bpgreaper\.", diag.message_primary or "")) or (
+        _OWN_FUNCTION.search(first) is not None and not first.endswith("EXECUTE")
+    )
 
 
 def _name(error: psycopg.Error) -> str:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import psycopg
 from psycopg import IsolationLevel
 
-from pgreaper.api import DEAD_LETTER, EXPIRED, LOCKED, RETRY, Batch, Look, Reaper, ServerState
+from pgreaper.api import DEAD_LETTER, EXPIRED, LOCKED, RETRY, TOO_SLOW, Batch, Look, Reaper, ServerState
 from pgreaper.connection import Address, Unreachable, connect, worker_name
 from pgreaper.errors import (
     DatabaseBusy,
@@ -35,6 +35,8 @@ from pgreaper.errors import (
     LeaseLost,
     QueryCancelled,
     ReaperError,
+    StatementTimeout,
+    TableLocked,
     UnknownPolicy,
     WrongTransaction,
 )
@@ -68,6 +70,11 @@ _BACKOFF_CAP: Final = 30.0
 _BUSY_TRIES: Final = 6
 # A policy of which so many batches in a row found only locked rows is left for the next run.
 _STALLED_BATCHES: Final = 8
+# So many holds in a row that take too long, each alone, speak of the policy.
+_SAME: Final = 8
+# A policy that fails is left for at most so many seconds; one that only is locked, for a shorter time.
+_FAILED_CAP: Final = 60.0
+_BUSY_CAP: Final = 5.0
 # A daemon that finds only locked rows looks again at the latest after so many seconds.
 _STALLED_CAP: Final = 2.0
 _LARGEST_BATCH: Final = 10_000
@@ -171,8 +178,10 @@ class Run:
         if self.trouble is not None:
             return self.trouble.exit_code
         broken = [p for p in self.policies.values() if p.failed]
-        if broken and all(isinstance(p.error, DatabaseUnavailable) and not p.outcomes[DEAD_LETTER] for p in broken):
-            return DatabaseUnavailable.exit_code
+        later = DatabaseUnavailable.exit_code
+        if broken and all(p.error is not None and p.error.exit_code == later and not p.outcomes[DEAD_LETTER]
+                          for p in broken):  # fmt: skip
+            return later
         return 1 if broken else 0
 
 
@@ -344,7 +353,7 @@ class _Turn:
         # For a daemon: when to claim, by the monotonic clock; None: not known, look.
         self.due_at: float | None = None
         self.look_at = 0.0
-        self.filled = False
+        self.progressed = False
         self.misses = 0
         self.busy = 0
         self.failures = 0
@@ -542,16 +551,16 @@ class Worker:
         now = time.monotonic()
         if progressed:
             turn.misses = 0
-            # After a full batch there is more; after another, ask when.
-            turn.due_at = 0.0 if turn.filled else None
+            turn.due_at = 0.0  # Where there was something there is often more, and claiming costs no more than asking.
         elif turn.resume_at > now:
             turn.due_at = 0.0  # It failed and rests; to look first would only fail likewise.
         else:
-            # Due, and yet not to be had: others have it, or as many leases as may be.  Look less and less often.
-            turn.misses += 1
             turn.due_at = None
-            if self.settings.daemon:
+            if self.settings.daemon and not turn.progressed:
+                # Due, and yet not to be had: others have it, or as many leases as may be.  Look less and less often.
+                turn.misses += 1
                 turn.resume_at = now + _backoff(turn.misses, first=0.01, cap=self.settings.poll)
+        turn.progressed = progressed
 
     def _over(self) -> bool:
         """Whether the run ends here, and why."""
@@ -623,7 +632,7 @@ class Worker:
         if self._pool is not None:
             return self._hand_over(turn, run, batch)
         try:
-            outcomes = self._settle(batch)
+            outcomes = self._settle(turn, batch)
         except LeaseLost:
             # Another worker has its holds already; what it did not do, it will.
             run.lost += batch.holds
@@ -637,10 +646,12 @@ class Worker:
                 told = turn.ceiling < turn.full_batch
                 turn.shrink(batch.holds)
                 if not told:
-                    self._log(
-                        f"policy {visible(turn.policy)}: {plural(batch.holds, 'hold')} were too many for the"
-                        " statement timeout; going on with smaller batches"
+                    why = (
+                        f"{plural(batch.holds, 'hold')} were too many for the statement timeout"
+                        if isinstance(error, StatementTimeout)
+                        else "somebody cancelled the statement"
                     )
+                    self._log(f"policy {visible(turn.policy)}: {why}; going on with smaller batches")
                 return True
             self._failed(turn, run, error)
             return False
@@ -648,6 +659,11 @@ class Worker:
         run.outcomes.update(outcomes)
         if outcomes[RETRY] + outcomes[DEAD_LETTER] > 0:
             self._explain(turn, run, batch)
+        if outcomes[EXPIRED] > 0:
+            turn.same = ("", 0)
+        elif turn.same[1] >= _SAME:
+            self._failed(turn, run, _all_too_slow(turn.same[1]), rest="the rest is left for the next run")
+            return False
         self._settled(turn, outcomes)
         if self.settings.batch is None:
             turn.pace(batch.holds, time.monotonic() - began)
@@ -702,7 +718,9 @@ class Worker:
         """A batch went as it should; what that says about the next."""
         all_locked = 0 < outcomes[LOCKED] == outcomes.total()
         turn.failures = 0
-        if not outcomes[LOCKED]:
+        if turn.same[1] > 0:
+            pass  # One hold after another fails: no time for larger batches.
+        elif not outcomes[LOCKED]:
             turn.grow()
         elif all_locked:
             turn.widen()
@@ -750,18 +768,29 @@ class Worker:
         if rescan:
             turn.rescanned(began, time.monotonic() - began)
         turn.busy = 0
-        turn.filled = batch is not None and batch.holds >= size
         return batch
 
-    def _settle(self, batch: Batch) -> Counter[str]:
+    def _settle(self, turn: _Turn, batch: Batch) -> Counter[str]:
         """Expire a claim, through deadlocks and through lost connections: asking again is safe."""
+        blamed = False
         while True:
             try:
                 return self._patiently(lambda r: r.expire_batch(batch.token))
             except ReaperError as trouble:
+                if isinstance(trouble, StatementTimeout) and batch.holds == 1 and not (blamed or self._stop.requested):
+                    blamed = True
+                    self._blame(turn, batch)
+                    continue
                 if not self._is_lost(trouble) or self._stop.requested:
                     raise
                 self._reconnect(trouble)
+
+    def _blame(self, turn: _Turn, batch: Batch) -> None:
+        """A hold takes longer than a statement may, alone: that is its failure.  Its claim then ends without it."""
+        name, times = turn.same
+        for key in self._retrying(lambda r: r.leased_keys(batch.token)):
+            self._retrying(lambda r, key=key: r.fail(batch.token, key, error_class=TOO_SLOW, transient=True))  # type: ignore[misc]
+        turn.same = (TOO_SLOW, times + 1 if name == TOO_SLOW else 1)
 
     def _is_lost(self, trouble: ReaperError) -> bool:
         """Whether another connection is needed: this one is dead, or leads to a node that cannot work."""
@@ -784,16 +813,32 @@ class Worker:
         """A batch raised: say so and go on with the other policies."""
         if self._stop.requested:
             raise _Stopped  # We cancelled it ourselves.
+        if error.sqlstate == "55P03":
+            error = self._whose_lock(turn, error)
         run.error = error
         run.failures += 1
         turn.failures += 1
         if self.settings.daemon:
-            pause = _backoff(turn.failures, first=1.0, cap=60.0)
+            pause = _backoff(
+                turn.failures, first=1.0, cap=_BUSY_CAP if isinstance(error, DatabaseBusy) else _FAILED_CAP
+            )
             turn.resume_at = time.monotonic() + pause
             self._log(f"policy {visible(turn.policy)}: {error.message}; trying again in {duration(pause)}")
         else:
             turn.done = True
             self._log(f"policy {visible(turn.policy)}: {error.message}; {rest}")
+
+    def _whose_lock(self, turn: _Turn, error: ReaperError) -> ReaperError:
+        """Something stayed locked.  If it is the whole table, say so, and who has it."""
+        try:
+            who = self._call(lambda r: r.table_lock(turn.policy))
+        except ReaperError:
+            return error
+        if who is None:
+            return error
+        return TableLocked(
+            who, hint="Rows that are locked are skipped, a table cannot be.", sqlstate="55P03", original=error.original
+        )
 
     def _explain(self, turn: _Turn, run: PolicyRun, batch: Batch, apart: Container[str] = ()) -> None:
         """Holds failed: say why, each reason once in a run and, in a daemon, once in a while."""
@@ -859,12 +904,36 @@ class Worker:
         connection = self._connection
         if connection is None or self._server is None:
             raise DatabaseUnavailable("the connection to the database is lost")
-        if self._server.repeats_reads:
-            # The role's default is another level.  A transaction of our own says what it needs;
-            # changing the session would leak through a pooler.
-            with _translated(), connection.transaction():
-                return call(Reaper(connection))
-        return call(Reaper(connection))
+        began = time.monotonic()
+        try:
+            if self._server.repeats_reads:
+                # The role's default is another level.  A transaction of our own says what it needs;
+                # changing the session would leak through a pooler.
+                with _translated(), connection.transaction():
+                    return call(Reaper(connection))
+            return call(Reaper(connection))
+        except QueryCancelled as error:
+            cancelled = self._timed_out(connection, error, time.monotonic() - began) or error
+        raise cancelled
+
+    def _timed_out(
+        self, connection: "psycopg.Connection[Any]", error: QueryCancelled, took: float
+    ) -> StatementTimeout | None:
+        """A person's cancel has the same code as a timeout; but no timeout comes before its time."""
+        if self._stop.requested or connection.closed:
+            return None
+        try:
+            limit = Reaper(connection).statement_timeout()
+        except ReaperError:
+            return None
+        if not 0 < limit <= took:
+            return None
+        return StatementTimeout(
+            f"a statement took longer than the statement timeout of {duration(limit)}",
+            hint="Look for a slow trigger or a missing index, or give the role a longer statement_timeout.",
+            sqlstate=error.sqlstate,
+            original=error.original,
+        )
 
     def _retrying(self, call: Callable[[Reaper], _R]) -> _R:
         """Run a call that may simply be repeated on a new connection."""
@@ -1038,7 +1107,8 @@ class Worker:
     def _pause(self, trouble: ReaperError) -> None:
         """Back off before the next attempt, with one line that says so."""
         self._setbacks += 1
-        cap = _BACKOFF_CAP if self.settings.daemon else _PATIENCE / 10
+        # Within a poll of the server's return a daemon is back.
+        cap = min(_BACKOFF_CAP, self.settings.poll) if self.settings.daemon else _PATIENCE / 10
         seconds = _backoff(self._setbacks, first=_BACKOFF_FIRST, cap=cap)
         self._log(f"{trouble.message}; trying again in {duration(seconds)}")
         self._stop.wait(seconds)
@@ -1082,6 +1152,14 @@ def _always_fails(error_class: str, times: int) -> ReaperError:
     return ReaperError(
         f"the handler failed {times} times in a row, each time with {error_class}",
         hint="The holds are hardly to blame.  `pgreaper dead replay` gives those that it cost a fresh budget.",
+    )
+
+
+def _all_too_slow(times: int) -> ReaperError:
+    return ReaperError(
+        f"{times} holds in a row took longer than the statement timeout, each alone",
+        hint="Look for a slow trigger or a missing index, or give the role a longer statement_timeout.",
+        sqlstate="57014",
     )
 
 

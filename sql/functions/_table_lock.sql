@@ -1,14 +1,14 @@
 -- _table_lock: who keeps a policy's target, as a whole, from being worked on; to be asked after a 55P03.
 --
 -- SKIP LOCKED passes locked rows and not a locked table: whoever has it, or stands in line for
--- it, such as a migration, holds up everybody.  The lock may be gone by the time of the question.
+-- it, such as a migration, holds up everybody.  The lock may be gone by the time of the question: NULL.
 create function pgreaper._table_lock(policy text)
 returns text
 language sql
 volatile
 security invoker
 as $function$
-  select coalesce((
+  select (
     select format('table %I.%I is locked by backend %s (%s)', p.target_schema, p.target_table, l.pid, l.mode)
       from pgreaper.policies as p
      cross join lateral (select to_regclass(format('%I.%I', p.target_schema, p.target_table)) as relation) as t
@@ -30,7 +30,7 @@ as $function$
        and l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
      order by l.granted desc, l.pid
      limit 1
-  ), 'something stayed locked');
+  );
 $function$;
 
 comment on function pgreaper._table_lock(text) is 'Who keeps a policy''s target, as a whole, from being worked on.';

@@ -100,7 +100,7 @@ begin
         get stacked diagnostics v_sqlstate = returned_sqlstate, v_message = message_text;
         v_first_sqlstate := coalesce(v_first_sqlstate, v_sqlstate);
         v_failed := v_failed || format('%I (%s: %s)', v_names[v_index], v_sqlstate, case
-          when v_sqlstate = '55P03' then pgreaper._table_lock(v_names[v_index])
+          when v_sqlstate = '55P03' then coalesce(pgreaper._table_lock(v_names[v_index]), 'something stayed locked')
           -- Words about objects; what triggers say does not come as far as this.
           when substr(v_sqlstate, 1, 2) in ('RP', '42') then v_message
           else pgreaper._error_class(v_sqlstate)

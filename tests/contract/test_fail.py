@@ -115,8 +115,14 @@ def test_what_the_application_did_meanwhile_is_a_conflict_and_no_failure(core, h
     assert core.column("select invariant from pgreaper.reaper_verify() where not holds") == []
 
 
-@pytest.mark.parametrize("what", ["drop table holds", "alter table holds rename status to state",
-                                  "alter table holds alter id drop identity; alter table holds alter id type text using 'x' || id"])  # fmt: skip
+@pytest.mark.parametrize(
+    "what",
+    [
+        "drop table holds",
+        "alter table holds rename status to state",
+        "alter table holds alter id drop identity; alter table holds alter id type text using 'x' || id",
+    ],
+)
 def test_a_failure_is_recorded_whatever_has_become_of_the_table(core, holds, what):
     """Nobody can look whether the hold is still due, and it failed all the same."""
     holds.due(1)

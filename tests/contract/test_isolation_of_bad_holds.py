@@ -609,7 +609,7 @@ def test_c090_a_retry_that_somebody_has_locked_does_not_spin(committed, core, ho
 
 
 def test_only_the_retry_itself_is_put_off(committed, core, holds, connect):
-    """A locked hold that never failed is not put on record, and the failure of an earlier incarnation stays as it is."""
+    """A locked hold that never failed is not put on record; the failure of an earlier incarnation stays as it is."""
     [id_] = holds.due(1)
     core.register(backoff_base="0", backoff_cap="0")
     [hold] = core.claim()
@@ -712,7 +712,8 @@ def test_a_timeout_that_was_used_up_by_others_blames_nobody(committed, core, hol
     """The step in hand when a long call ends is innocent: what is committed stays, and nobody is charged."""
     holds.due(100)
     core.do(
-        "create function slow() returns trigger language plpgsql as $$ begin perform pg_sleep(0.02); return new; end $$",
+        "create function slow() returns trigger language plpgsql as"
+        " $$ begin perform pg_sleep(0.02); return new; end $$",
         "create trigger slow before update on holds for each row execute function slow()",
     )
     core.register()
