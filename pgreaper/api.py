@@ -463,15 +463,17 @@ class Reaper:
         For each of these policies (default: all) that is registered, when there may be work: a daemon's one question.
 
         Those of ``without`` are listed and not looked at; those of ``rescan`` are searched from the oldest deadline.
+        Raises VersionMismatch when the database was upgraded to a version that this driver does not work on.
         """
-        return [
-            Look(*row)
-            for row in self._query(
-                "select policy, batch, wait, cost from pgreaper._agenda(policies => %s::text[], without => %s::text[],"
-                " rescan => %s::text[])",
-                _texts(policies), list(without), list(rescan),
-            )
-        ]  # fmt: skip
+        rows = self._query(
+            "select v.version, a.policy, a.batch, a.wait, a.cost"
+            " from (select pgreaper.reaper_version()::text as version) as v"
+            " left join pgreaper._agenda(policies => %s::text[], without => %s::text[], rescan => %s::text[]) as a"
+            " on true order by a.policy",
+            _texts(policies), list(without), list(rescan),
+        )  # fmt: skip
+        self.require_version(rows[0][0])
+        return [Look(*look) for _, *look in rows if look[0] is not None]
 
     # -- dead letters
 
@@ -587,8 +589,8 @@ class Reaper:
             for row in self._query(
                 "select policy, target, owner, state, reason, due, due_capped, oldest_deadline, oldest_due, leased,"
                 " retrying, dead, expired, already_done, not_eligible, retries, dead_letters, taken_back,"
-                " duplicate_rate, objective, lateness_p50, lateness_p99, lateness_max, start_p50, start_p99, finish_p50, finish_p99,"
-                " clock_skew, last_success"
+                " duplicate_rate, objective, lateness_p50, lateness_p99, lateness_max, start_p50, start_p99, finish_p50,"
+                " finish_p99, clock_skew, last_success"
                 " from pgreaper.status where %s::text[] is null or policy = any(%s::text[]) order by policy",
                 _texts(policies), _texts(policies),
             )

@@ -38,6 +38,7 @@ from pgreaper.errors import (
     StatementTimeout,
     TableLocked,
     UnknownPolicy,
+    VersionMismatch,
     WrongTransaction,
 )
 from pgreaper.text import count, duration, plural, visible
@@ -103,6 +104,7 @@ class Settings:
     shutdown_timeout: float = 20.0
     handler: "Handler | None" = None
     concurrency: int = 8
+    handler_timeout: float | None = None
     fail_on_dead_letter: bool = False
 
 
@@ -440,6 +442,7 @@ class Worker:
         self._turns: list[_Turn] = []
         # A random phase, and then one look a poll: however often a fleet wakes together, it polls apart.
         self._poll_at = time.monotonic() + settings.poll * random.random()  # noqa: S311
+        self._crowded_since: float | None = None
         self._troubled_since: float | None = None
         self._setbacks = 0
         self._reported_at = 0.0
@@ -470,6 +473,12 @@ class Worker:
                 self._disconnect()
                 if self._pool is not None:
                     self._pool.close()
+                    if left := len(self._pool.running):
+                        self._log(
+                            f"{plural(left, 'call')} of the handler still run: left behind".replace(
+                                "1 call of the handler still run", "1 call of the handler still runs"
+                            )
+                        )
                 if self._heartbeat is not None:
                     self._heartbeat.end()
         self.result.signal, self.result.forced = self._stop.signal, self._stop.forced
@@ -609,8 +618,7 @@ class Worker:
         began = time.monotonic()
         if self._pool is not None and not self._pool.has_room:
             # Calls whose lease was lost, and that go on all the same, have every place.
-            self._pool.finished()
-            self._pool.wait(1.0, self._stop.fileno())
+            self._wait_for_a_place(self._pool)
             return True
         try:
             batch = self._claim(turn)
@@ -669,6 +677,18 @@ class Worker:
             turn.pace(batch.holds, time.monotonic() - began)
         return True
 
+    def _wait_for_a_place(self, pool: "Pool") -> None:
+        """Wait a second for a call to end.  Where calls have a time limit, twice that without one is the end."""
+        now = time.monotonic()
+        if not pool.finished():
+            self._crowded_since = self._crowded_since or now
+            limit = max(self.settings.handler_timeout or math.inf, 1.0)
+            if now - self._crowded_since >= limit:
+                raise _no_place(pool.concurrency)
+            pool.wait(min(1.0, limit), self._stop.fileno())
+        else:
+            self._crowded_since = None
+
     def _makes_way(self, turn: _Turn) -> bool:
         """Something is locked that a claim needs.  A daemon tries again between the turns of the others, some times."""
         if not self.settings.daemon:
@@ -692,6 +712,7 @@ class Worker:
             self._holds,
             until=math.inf if limit is None else self._started + limit,
             grace=self.settings.shutdown_timeout,
+            timeout=self.settings.handler_timeout or math.inf,
             same=turn.same,
         ).run()
         turn.same = report.same
@@ -815,6 +836,7 @@ class Worker:
             raise _Stopped  # We cancelled it ourselves.
         if error.sqlstate == "55P03":
             error = self._whose_lock(turn, error)
+        self._require_fit(error)
         run.error = error
         run.failures += 1
         turn.failures += 1
@@ -839,6 +861,15 @@ class Worker:
         return TableLocked(
             who, hint="Rows that are locked are skipped, a table cannot be.", sqlstate="55P03", original=error.original
         )
+
+    def _require_fit(self, error: ReaperError) -> None:
+        """
+        What a call did not find ends the run (VersionMismatch) when the database is of a version for other workers.
+
+        Otherwise it was the instant in which the functions were exchanged, and trying again helps.
+        """
+        if isinstance(error, VersionMismatch):
+            self._retrying(lambda r: r.require_version())
 
     def _explain(self, turn: _Turn, run: PolicyRun, batch: Batch, apart: Container[str] = ()) -> None:
         """Holds failed: say why, each reason once in a run and, in a daemon, once in a while."""
@@ -1000,6 +1031,7 @@ class Worker:
         try:
             looks, began = self._ask([t.policy for t in turns], [], [t.policy for t in turns if t.wants_rescan(now)])
         except ReaperError as trouble:
+            self._require_fit(trouble)
             for turn in turns:
                 if len(turns) > 1:
                     self._look_at([turn])
@@ -1152,6 +1184,13 @@ def _always_fails(error_class: str, times: int) -> ReaperError:
     return ReaperError(
         f"the handler failed {times} times in a row, each time with {error_class}",
         hint="The holds are hardly to blame.  `pgreaper dead replay` gives those that it cost a fresh budget.",
+    )
+
+
+def _no_place(places: int) -> ReaperError:
+    return ReaperError(
+        f"all {places} calls that may run at once have outlived their time and do not end",
+        hint="Give what the handler waits for a time limit of its own; a thread cannot be stopped.",
     )
 
 
