@@ -90,6 +90,17 @@ def show_line(line: str, style: str = "") -> None:
         print(one_line(line))  # noqa: T201
 
 
+def show_text(text: str, style: str = "", *, indent: int = 4) -> None:
+    """Print a sentence, wrapped at words; what is meant for copying goes to :func:`show_line`."""
+    from textwrap import wrap
+
+    room = min(width(), 100) if is_terminal() else 80
+    margin = " " * indent
+    for line in wrap(one_line(text), room, initial_indent=margin, subsequent_indent=margin,
+                     break_long_words=False, break_on_hyphens=False):  # fmt: skip
+        show_line(line, style)
+
+
 def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> "Table":
     """The table as rich draws it, without the columns that do not fit into ``width``."""
     from rich import box

@@ -16,9 +16,9 @@ PACKAGE = Path(pgreaper.__file__).parent
 # A module imports only from the lines above its own.
 LAYERS = [
     {"errors", "records", "text"},
-    {"connection", "heartbeat", "api", "embedded", "commands"},
+    {"connection", "heartbeat", "api", "embedded", "commands", "reading"},
     {"schema", "targets", "handlers", "render"},
-    {"alembic", "worker", "metrics", "demo", "doctor", "discover"},
+    {"alembic", "worker", "metrics", "demo", "doctor", "discover", "deploy"},
     {"cli"},
     {"__main__"},
 ]

@@ -1,7 +1,5 @@
 """``pgreaper doctor``: what keeps holds from expiring, and what repairs it."""
 
-import textwrap
-
 import click
 
 from pgreaper import doctor as checks
@@ -9,8 +7,8 @@ from pgreaper.cli.common import common_options, document, emit, unknown_policy
 from pgreaper.connection import connect, resolve
 from pgreaper.doctor import Finding, Report
 from pgreaper.errors import UnknownPolicy
-from pgreaper.render import is_terminal, show_line, width
-from pgreaper.text import one_line, plural, visible
+from pgreaper.render import show_line, show_text
+from pgreaper.text import plural, visible
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -84,22 +82,15 @@ def _show_finding(finding: Finding) -> None:
     """The fact is wrapped on a terminal; what is to be copied is a line of its own, whatever its length."""
     show_line(f"  {finding.level}: {finding.code}", _STYLES[finding.level])
     for text in filter(None, (finding.fact, finding.advice if not _pasteable(finding) else None)):
-        _show_text(text)
+        show_text(text)
     for line in _pasteable(finding):
         show_line(f"      {line}")
     if finding.advice and _pasteable(finding):
-        _show_text(finding.advice)
+        show_text(finding.advice)
 
 
 def _pasteable(finding: Finding) -> tuple[str, ...]:
     return (*finding.sql, *finding.commands)
-
-
-def _show_text(text: str) -> None:
-    room = min(width(), 100) if is_terminal() else 80
-    for line in textwrap.wrap(one_line(text), room, initial_indent="    ", subsequent_indent="    ",
-                              break_long_words=False, break_on_hyphens=False):  # fmt: skip
-        show_line(line)
 
 
 def _number(number: int, one: str, many: str) -> str:

@@ -50,7 +50,8 @@ def examine(
     The connection is in autocommit and outside a transaction.  Raises UnknownPolicy, and DatabaseUnavailable when
     the connection is lost.
     """
-    look = Look(connection, limits or Limits())
+    limits = limits or Limits()
+    look = Look(connection, limits.seconds, limits)
     look.facts = server.learn(look)
     examination = _Examination()
     named: dict[str, str] = {}

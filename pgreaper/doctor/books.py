@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from pgreaper.doctor.finding import WARNING, Finding, Look, Row
+from pgreaper.doctor.finding import WARNING, Finding, Look
 from pgreaper.doctor.policy import bloated, disabled, size
+from pgreaper.reading import Row
 from pgreaper.text import plural
 
 

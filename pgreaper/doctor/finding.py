@@ -1,16 +1,11 @@
-"""What a check finds, what it may look at, and how it looks: read-only, bounded, under a fixed search path."""
+"""What a check finds, and what it looks at and how."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-from psycopg.rows import dict_row
-
-if TYPE_CHECKING:
-    import psycopg
-    from psycopg import sql
+from pgreaper.reading import Reader, Row
 
 ERROR: Final = "error"
 WARNING: Final = "warning"
@@ -65,66 +60,14 @@ class Limits:
     """A look of a check may take so long."""
 
 
-class Row(Mapping[str, Any]):
-    """A row whose columns are attributes too."""
-
-    __slots__ = ("_values",)
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def __getattr__(self, column: str) -> Any:
-        try:
-            return self._values[column]
-        except KeyError:
-            raise AttributeError(column) from None
-
-    def __getitem__(self, column: str) -> Any:
-        return self._values[column]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
 @dataclass(slots=True)
-class Look:
-    """A connection in autocommit as the checks use it, and what they have learned on the way."""
+class Look(Reader):
+    """A connection as the checks use it, and what they have learned on the way."""
 
-    connection: "psycopg.Connection[Any]"
     limits: Limits
     facts: Row = field(default_factory=lambda: Row({}))
     """The session: role, database, settings; see :func:`pgreaper.doctor.server.learn`."""
     policies: tuple[Row, ...] = ()
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """A transaction that writes nothing, waits for no lock, ends in bounded time and leaves no setting behind."""
-        with self.connection.transaction():
-            self.connection.execute("set transaction isolation level read committed, read only")
-            self.connection.execute(
-                "select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),"
-                " pg_catalog.set_config('statement_timeout', %s::pg_catalog.text, true),"
-                " pg_catalog.set_config('lock_timeout', '1s', true),"
-                " pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true),"
-                " pg_catalog.set_config('IntervalStyle', 'postgres', true),"
-                " pg_catalog.set_config('jit', 'off', true)",
-                [str(round(self.limits.seconds * 1000))],
-            )
-            yield
-
-    def rows(self, query: "str | sql.SQL", **values: object) -> list[Row]:
-        """The rows of a query, whose parameters are ``%(name)s``; inside :meth:`reading`."""
-        with self.connection.cursor(row_factory=dict_row) as cursor:
-            cursor.execute(query, values or None)
-            return [Row(row) for row in cursor.fetchall()]
-
-    def row(self, query: "str | sql.SQL", **values: object) -> Row:
-        """The only row of a query."""
-        (row,) = self.rows(query, **values)
-        return row
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

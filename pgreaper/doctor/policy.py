@@ -10,8 +10,9 @@ from psycopg import sql
 
 from pgreaper import commands
 from pgreaper.commands import command, literal, name
-from pgreaper.doctor.finding import ERROR, NOTE, WARNING, Finding, Limits, Look, Row, listed
+from pgreaper.doctor.finding import ERROR, NOTE, WARNING, Finding, Limits, Look, listed
 from pgreaper.errors import translate
+from pgreaper.reading import Row
 from pgreaper.records import Policy
 from pgreaper.targets import index_advice
 from pgreaper.text import count, duration, plural, visible

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Final, TypedDict
 
 from pgreaper.commands import literal, name
-from pgreaper.doctor.finding import ERROR, NOTE, WARNING, Finding, Look, Row
+from pgreaper.doctor.finding import ERROR, NOTE, WARNING, Finding, Look
+from pgreaper.reading import Row
 from pgreaper.text import duration, plural, visible
 
 _SETTINGS: Final = (
