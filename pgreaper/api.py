@@ -589,8 +589,8 @@ class Reaper:
             for row in self._query(
                 "select policy, target, owner, state, reason, due, due_capped, oldest_deadline, oldest_due, leased,"
                 " retrying, dead, expired, already_done, not_eligible, retries, dead_letters, taken_back,"
-                " duplicate_rate, objective, lateness_p50, lateness_p99, lateness_max, start_p50, start_p99, finish_p50,"
-                " finish_p99, clock_skew, last_success"
+                " duplicate_rate, objective, lateness_p50, lateness_p99, lateness_max, start_p50, start_p99,"
+                " finish_p50, finish_p99, clock_skew, last_success"
                 " from pgreaper.status where %s::text[] is null or policy = any(%s::text[]) order by policy",
                 _texts(policies), _texts(policies),
             )
