@@ -54,9 +54,6 @@ _R = TypeVar("_R")
 # It is a little less than the default poll: an idle daemon rescans whenever it looks.
 _RESCAN_AFTER: Final = 4.5
 _RESCAN_SHARE: Final = 50.0
-# A policy that takes long to look at, for want of an index, is looked at for a tenth of the time.
-_LONG_LOOK: Final = 0.02
-_LOOK_SHARE: Final = 9.0
 # Awake this little after a hold is due, so that the database's clock agrees.
 _AFTER_DUE: Final = 0.001
 # A batch that takes longer keeps the other policies, the application and a signal waiting: the next ones are smaller.
@@ -354,7 +351,6 @@ class _Turn:
         self.resume_at = 0.0
         # For a daemon: when to claim, by the monotonic clock; None: not known, look.
         self.due_at: float | None = None
-        self.look_at = 0.0
         self.progressed = False
         self.misses = 0
         self.busy = 0
@@ -365,7 +361,7 @@ class _Turn:
     @property
     def wakes_at(self) -> float:
         """When a daemon has something to do for it: claim, or look."""
-        return max(self.resume_at, self.look_at if self.due_at is None else self.due_at)
+        return max(self.resume_at, self.due_at or 0.0)
 
     def may_tell(self, what: str) -> bool:
         """Whether this was not said lately: a reason that holds for thousands of batches is one line."""
@@ -1074,8 +1070,6 @@ class Worker:
             turn.due_at = math.inf if look.wait is None else began + look.wait + _AFTER_DUE
             if rescan:
                 turn.rescanned(began, look.cost)
-            elif look.cost > _LONG_LOOK:
-                turn.look_at = time.monotonic() + _LOOK_SHARE * look.cost
 
     def _report(self) -> None:
         now = time.monotonic()
