@@ -40,6 +40,7 @@ COMMANDS = {
     "deploy": _Entry("Run", "deploy", "Print what cron, systemd or Kubernetes needs to run it."),
     "pause": _Entry("Run", "policies", "Claim nothing more for a policy."),
     "resume": _Entry("Run", "policies", "Let a paused policy go on."),
+    "cron": _Entry("Run", "cron", "Let pg_cron run the sweep, inside the database."),
     "dead": _Entry("Mend", "dead", "Dead letters: list, show, replay, discard."),
     "verify": _Entry("Mend", "verify", "Check from the books and the rows that nothing expired twice or early."),
     "status": _Entry("Look", "status", "How the policies are doing."),
