@@ -34,8 +34,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import quote
 
-from pgreaper.api import LOCKED, RETRY, Reaper
-from pgreaper.errors import DatabaseBusy, InvalidInput, LeaseLost, QueryCancelled, ReaperError
+from pgreaper.api import LOCKED, RETRY, TOO_SLOW, Reaper
+from pgreaper.errors import DatabaseBusy, InvalidInput, LeaseLost, QueryCancelled, ReaperError, StatementTimeout
 from pgreaper.records import Hold
 from pgreaper.text import duration, key, plural, visible
 
@@ -76,8 +76,9 @@ class Call:
     One hold, as a handler gets it.
 
     ``payload`` has the policy's payload columns, read when the hold was claimed.  ``attempt`` counts from 1.
-    ``lease_lost`` is set when the hold may be somebody else's by now: stop then, what the call returns is
-    dropped.  ``idempotency_key`` is the same each time this hold is due by this deadline.
+    ``lease_lost`` is set when the hold may be somebody else's by now, and when the call's own time is over: stop
+    then, what the call returns is dropped.  ``idempotency_key`` is the same each time this hold is due by this
+    deadline.
     """
 
     policy: str
@@ -541,6 +542,7 @@ class Shift:
         *,
         until: float = math.inf,
         grace: float = 20.0,
+        timeout: float = math.inf,
         same: tuple[str, int] = ("", 0),
     ) -> None:
         self.report = Report(same=same)
@@ -567,6 +569,8 @@ class Shift:
         self._closing = False
         self._suspended = False
         self._grace = grace
+        self._timeout = timeout
+        self._too_slow = 0
         self._leave_at = math.inf
         self._watch = _Watch(self._tell)
         self._told_slow: set[str] = set()
@@ -627,6 +631,8 @@ class Shift:
             self._locked_at = math.inf
         if self._running and (stop.forced or stop.patience <= 0 or time.monotonic() >= self._leave_at):
             self._leave_behind()
+        elif self._timeout < math.inf:
+            self._time_out()
 
     def _begin_calls(self) -> None:
         while self._pending and self._pool.has_room and not (self._closing or self._unproven or self._watch.lapsed):
@@ -642,6 +648,7 @@ class Shift:
         stop = self._desk.stop
         now = time.monotonic()
         end = min(self._renew_at, self._leave_at, now + 1.0, now + max(stop.patience, 0.0))
+        end = min([end, *(began + self._timeout for _, began in self._running.values())])
         if not self._unproven:
             end = min(end, self._settle_at, self._locked_at)
         if not self._closing:
@@ -708,13 +715,22 @@ class Shift:
 
         Not released with the rest: somebody would call the handler again while this call still runs.
         """
-        self._desk.log(
-            f"policy {visible(self._policy)}: {plural(len(self._running), 'call')} did not end in time; leaving them"
+        self._desk.log(f"policy {visible(self._policy)}: {plural(len(self._running), 'call')} did not end in time")
+        self._fail_running([call for call, _ in self._running.values()], ShutdownTimeout)
+
+    def _time_out(self) -> None:
+        """Fail the calls whose time is over.  A coroutine is cancelled; a thread cannot be, and keeps its place."""
+        now = time.monotonic()
+        self._fail_running(
+            [call for call, began in self._running.values() if now - began >= self._timeout], HandlerTimeout
         )
-        for call, _ in list(self._running.values()):
+
+    def _fail_running(self, calls: Sequence[Call], why: type[TimeoutError]) -> None:
+        """These calls are failed although they still run: what they come to is dropped."""
+        for call in calls:
             self._pool.give_up([call])
             del self._running[call.key]
-            self._ended(call.key, ShutdownTimeout())
+            self._ended(call.key, why())
 
     def _tell(self) -> None:
         """The lease is over, or nobody knows: stop the calls.  From any thread."""
@@ -793,12 +809,31 @@ class Shift:
     def _expire(self, keys: list[str]) -> list[tuple[str, str]]:
         """Make the transition for some keys; in halves when that takes longer than a statement may."""
         try:
-            return self._ask(lambda r: [(o.key, o.outcome) for o in r.expire(self._token, keys=keys)])
+            found = self._ask(lambda r: [(o.key, o.outcome) for o in r.expire(self._token, keys=keys)])
+        except StatementTimeout as trouble:
+            if self._desk.stop.forced:
+                raise
+            if len(keys) == 1:
+                return [(keys[0], self._blame(keys[0], trouble))]
         except QueryCancelled:
             if len(keys) == 1 or self._desk.stop.forced:
                 raise
+        else:
+            self._too_slow = 0
+            return found
+        # The lease must outlast the search for the one that takes so long.
+        if time.monotonic() >= self._renew_at:
+            self._renew()
         half = len(keys) // 2
         return self._expire(keys[:half]) + self._expire(keys[half:])
+
+    def _blame(self, hold: str, trouble: StatementTimeout) -> str:
+        """A transition takes longer than a statement may, alone: that is its hold's failure, until too many do."""
+        self._too_slow += 1
+        if self._too_slow > SAME:
+            raise trouble
+        # Whether the lease has outlasted the statement is the database's to say.
+        return self._ask(lambda r: r.fail(self._token, hold, error_class=TOO_SLOW, transient=True), ending=True).outcome
 
     def _note(self, outcomes: list[tuple[str, str]]) -> None:
         failed = False
@@ -873,6 +908,10 @@ class Shift:
             released = 0
         self.report.released += released
         self.report.lost += max(left - released, 0)
+
+
+class HandlerTimeout(TimeoutError):
+    """A call did not end within the time that the run gives a call."""
 
 
 class ShutdownTimeout(TimeoutError):

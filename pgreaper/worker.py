@@ -41,6 +41,7 @@ from pgreaper.errors import (
     VersionMismatch,
     WrongTransaction,
 )
+from pgreaper.lifeline import Lifeline
 from pgreaper.text import count, duration, plural, visible
 
 if TYPE_CHECKING:
@@ -431,6 +432,7 @@ class Worker:
         self._on_leave = on_leave
         self._stop = Stop(settings.shutdown_timeout, log, self._beat, self._leave)
         self._heartbeat: Heartbeat | None = None
+        self._lifeline = Lifeline(address, self.name, log)
         self._connection: psycopg.Connection[Any] | None = None
         self._server: ServerState | None = None
         self._pool: Pool | None = None
@@ -470,11 +472,8 @@ class Worker:
                 if self._pool is not None:
                     self._pool.close()
                     if left := len(self._pool.running):
-                        self._log(
-                            f"{plural(left, 'call')} of the handler still run: left behind".replace(
-                                "1 call of the handler still run", "1 call of the handler still runs"
-                            )
-                        )
+                        self._log(f"left behind: {plural(left, 'call')} of the handler that did not end")
+                self._lifeline.close()
                 if self._heartbeat is not None:
                     self._heartbeat.end()
         self.result.signal, self.result.forced = self._stop.signal, self._stop.forced
@@ -933,12 +932,13 @@ class Worker:
             raise DatabaseUnavailable("the connection to the database is lost")
         began = time.monotonic()
         try:
-            if self._server.repeats_reads:
-                # The role's default is another level.  A transaction of our own says what it needs;
-                # changing the session would leak through a pooler.
-                with _translated(), connection.transaction():
-                    return call(Reaper(connection))
-            return call(Reaper(connection))
+            with self._lifeline.call():
+                if self._server.repeats_reads:
+                    # The role's default is another level.  A transaction of our own says what it needs;
+                    # changing the session would leak through a pooler.
+                    with _translated(), connection.transaction():
+                        return call(Reaper(connection))
+                return call(Reaper(connection))
         except QueryCancelled as error:
             cancelled = self._timed_out(connection, error, time.monotonic() - began) or error
         raise cancelled
@@ -1099,8 +1099,12 @@ class Worker:
             connection = connect(self._address, name=self.name)
         self._connection = connection
         self._stop.watch(connection)
+        self._lifeline.attach(connection)
         reaper = Reaper(connection)
-        self._server = reaper.server()
+        with self._lifeline.call():
+            self._server = reaper.server()
+        if self._server.backend_pid != connection.info.backend_pid:
+            self._lifeline.pooled()
         reaper.require_version(self._server.version)
         if self._server.read_only:
             self._disconnect()
@@ -1117,6 +1121,7 @@ class Worker:
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         self._stop.watch(None)
+        self._lifeline.detach()
         if connection is not None:
             connection.close()
 

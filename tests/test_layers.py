@@ -17,7 +17,7 @@ PACKAGE = Path(pgreaper.__file__).parent
 LAYERS = [
     {"errors", "records", "text"},
     {"connection", "heartbeat", "api", "embedded", "commands", "reading"},
-    {"schema", "targets", "handlers", "render"},
+    {"schema", "targets", "lifeline", "handlers", "render"},
     {"alembic", "worker", "metrics", "demo", "doctor", "discover", "deploy"},
     {"cli"},
     {"__main__"},

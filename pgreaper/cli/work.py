@@ -31,6 +31,8 @@ _SHOW_EVERY = 0.2
 @click.option("--batch", type=BATCH, metavar="N", help="Holds a claim takes.  [default: the policy's]")
 @click.option("--handler", metavar="MODULE:FUNCTION", help="Call this function for each hold before it expires.")
 @click.option("--concurrency", type=CALLS, metavar="N", help="Calls of the handler at once.  [default: 8]")
+@click.option("--handler-timeout", type=SECONDS, metavar="SECONDS",
+              help="Longest time for a call; then its hold is to be tried again.  [default: none]")  # fmt: skip
 @click.option("--fail-on-dead-letter", is_flag=True,
               help="Exit 1 while dead letters wait, not only when new ones come about.")  # fmt: skip
 @click.option("--poll", type=SECONDS, default=5, show_default=True, metavar="SECONDS",
@@ -50,6 +52,7 @@ def work(
     batch: int | None,
     handler: str | None,
     concurrency: int | None,
+    handler_timeout: float | None,
     fail_on_dead_letter: bool,
     poll: float,
     heartbeat: Path | None,
@@ -66,7 +69,9 @@ def work(
     A handler is a function, or an async one, of one argument: the call, with policy,
     key, deadline, attempt, payload and idempotency_key. It is called at least once
     per hold. If it returns, the hold expires; it may raise Retry, Skip or
-    DeadLetter of pgreaper.handlers. Any other error fails the hold.
+    DeadLetter of pgreaper.handlers. Any other error fails the hold. When the time
+    of --handler-timeout is over, an async call is cancelled; another one cannot be,
+    and keeps its place among the --concurrency until it ends.
 
     Exit codes: 0 done, or nothing was due; 1 something failed: a batch, a hold that
     is to be tried again or became a dead letter in this run, a suspended policy;
@@ -78,6 +83,8 @@ def work(
         raise click.UsageError("--heartbeat is for a --daemon.")
     if concurrency is not None and handler is None:
         raise click.UsageError("--concurrency is for a --handler.")
+    if handler_timeout is not None and handler is None:
+        raise click.UsageError("--handler-timeout is for a --handler.")
     if fail_on_dead_letter and daemon and max_seconds is None and max_rows is None:
         raise click.UsageError("--fail-on-dead-letter needs a run that ends, and --daemon stays.")
     function = None
@@ -100,6 +107,7 @@ def work(
             shutdown_timeout=shutdown_timeout,
             handler=function,
             concurrency=concurrency or 8,
+            handler_timeout=handler_timeout,
             fail_on_dead_letter=fail_on_dead_letter,
         ),
         log=screen.log,
