@@ -6,6 +6,9 @@ module is imported when that command runs, and only then: ``pgreaper work`` in a
 job starts as fast as psycopg and click do.
 """
 
+from pgreaper.cli import first  # noqa: F401
+
+# isort: split
 import logging
 import os
 import sys
