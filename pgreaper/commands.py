@@ -39,6 +39,11 @@ def name(*parts: str) -> str:
     return ".".join(quoted(p) if p.isprintable() else _unicode(p, "U&", '"') for p in parts)
 
 
+def relation(*parts: str) -> str:
+    """The same as ``pgreaper register`` and ``regclass`` read it, which know no escapes."""
+    return ".".join(map(quoted, parts))
+
+
 def literal(value: str) -> str:
     """A string constant of SQL that means the same whatever ``standard_conforming_strings`` says."""
     if not value.isprintable():

@@ -20,7 +20,7 @@ import psycopg
 from psycopg import sql
 
 from pgreaper import commands
-from pgreaper.commands import name
+from pgreaper.commands import relation
 from pgreaper.errors import DatabaseUnavailable, translate
 from pgreaper.reading import Reader, Row
 
@@ -162,8 +162,7 @@ select c.oid::bigint as oid, n.nspname::text as schema, c.relname::text as table
 """
 
 _DETAILS: Final = """
-select c.oid::bigint as oid,
-       (select jsonb_object_agg(a.attname, pg_get_expr(d.adbin, d.adrelid))
+select (select jsonb_object_agg(a.attname, pg_get_expr(d.adbin, d.adrelid))
           from pg_attrdef as d join pg_attribute as a on a.attrelid = d.adrelid and a.attnum = d.adnum
          where d.adrelid = c.oid) as defaults,
        (select jsonb_object_agg(a.attname, (select jsonb_agg(e.enumlabel order by e.enumsortorder)
@@ -186,7 +185,7 @@ select c.oid::bigint as oid,
        (select coalesce(sum(pg_relation_size(t.relid)), 0)::bigint from pg_partition_tree(c.oid) as t where t.isleaf)
          + case when c.relkind = 'r' then pg_relation_size(c.oid) else 0 end as bytes
   from pg_class as c
- where c.oid = any (%(oids)s::bigint[]::oid[])
+ where c.oid = %(oid)s::bigint::oid
 """
 
 _TEXTS: Final = frozenset({"text", "character varying", "character"})
@@ -208,7 +207,7 @@ class _Guess:
 
     @property
     def written(self) -> str:
-        return name(self.table.schema, self.table.table)
+        return relation(self.table.schema, self.table.table)
 
 
 def _guess(table: Row) -> _Guess | None:
@@ -264,17 +263,17 @@ def discover(
     with Reader(connection, max(seconds_per_table, 10)).reading():
         tables = reader.rows(_TABLES, schemas=list(schemas) or None)
         guesses = [guess for guess in map(_guess, tables) if guess is not None]
-        details = {row.oid: row for row in reader.rows(_DETAILS, oids=[guess.table.oid for guess in guesses])}
     policies = _registered(reader)
     taken = {policy for names in policies.values() for policy in names}
     found: list[Candidate] = []
     skipped: list[str] = []
     for guess in guesses:
-        guess.details = details[guess.table.oid]
         if time.monotonic() > end:
             skipped.append(guess.written)
             continue
         try:
+            with reader.reading():
+                guess.details = reader.row(_DETAILS, oid=guess.table.oid)
             found += _look(reader, guess, policies.get((guess.table.schema, guess.table.table), []), taken)
         except psycopg.Error as error:
             if isinstance(translate(error), DatabaseUnavailable) and error.sqlstate != "55P03":
@@ -312,7 +311,8 @@ def _look(reader: Reader, guess: _Guess, policies: list[str], taken: set[str]) -
         certain = bool(held) and expired is not None
         if not certain and (guess.rank < 2 or not _STATUS.match(_snake(status["name"]))):
             continue
-        if guess.rank < 2 and not (_tokens(expired or "") & (_EXPIRED[0] | _EXPIRED[1])):
+        # The end of anything, unless a state of the table itself says that it expires.
+        if guess.rank < 2 and (assumptions or not _tokens(expired or "") & (_EXPIRED[0] | _EXPIRED[1])):
             continue
         yield _candidate(guess, status["name"], None, states, held, expired, assumptions, policies, taken, estimated)
         return

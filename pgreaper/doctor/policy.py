@@ -9,7 +9,7 @@ import psycopg
 from psycopg import sql
 
 from pgreaper import commands
-from pgreaper.commands import command, literal, name
+from pgreaper.commands import command, literal, name, relation
 from pgreaper.doctor.finding import ERROR, NOTE, WARNING, Finding, Limits, Look, listed
 from pgreaper.errors import translate
 from pgreaper.reading import Row
@@ -90,7 +90,7 @@ class Target:
         for setting in ("grace", "lease", "backoff_base", "backoff_cap", "objective", "batch", "max_attempts",
                         "permanent_attempts", "rate_limit", "max_claims"):  # fmt: skip
             arguments[setting] = None if p[setting] is None else str(p[setting])
-        return commands.register(p.name, self.table, **(arguments | changes))
+        return commands.register(p.name, relation(p.target_schema, p.target_table), **(arguments | changes))
 
     def statement(self, template: str, **values: object) -> sql.SQL:
         """A query made of the fragments that claims are made of, with the clock as a constant, as they have it."""
