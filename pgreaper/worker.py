@@ -941,6 +941,12 @@ class Worker:
                 return call(Reaper(connection))
         except QueryCancelled as error:
             cancelled = self._timed_out(connection, error, time.monotonic() - began) or error
+        except DatabaseUnavailable as error:
+            if error.sqlstate != "25P04" or self._stop.requested:
+                raise
+            # transaction_timeout bounds a statement too, and takes the session with it.
+            self._reconnect(error)
+            cancelled = _timeout("transaction_timeout", error)
         raise cancelled
 
     def _timed_out(
@@ -955,12 +961,7 @@ class Worker:
             return None
         if not 0 < limit <= took:
             return None
-        return StatementTimeout(
-            f"a statement took longer than the statement timeout of {duration(limit)}",
-            hint="Look for a slow trigger or a missing index, or give the role a longer statement_timeout.",
-            sqlstate=error.sqlstate,
-            original=error.original,
-        )
+        return _timeout(f"statement_timeout ({duration(limit)})", error)
 
     def _retrying(self, call: Callable[[Reaper], _R]) -> _R:
         """Run a call that may simply be repeated on a new connection."""
@@ -1190,6 +1191,15 @@ def _no_place(places: int) -> ReaperError:
     return ReaperError(
         f"all {places} calls that may run at once have outlived their time and do not end",
         hint="Give what the handler waits for a time limit of its own; a thread cannot be stopped.",
+    )
+
+
+def _timeout(setting: str, error: ReaperError) -> StatementTimeout:
+    return StatementTimeout(
+        f"a statement took longer than {setting} allows",
+        hint="Look for a slow trigger or a missing index, or give the role more time.",
+        sqlstate=error.sqlstate,
+        original=error.original,
     )
 
 

@@ -16,6 +16,7 @@
 --   * A hold whose trigger or key waits for somebody's lock is `locked`, not charged; after
 --     a few such waits the rest of the batch is left for the next round.  A trigger that
 --     only says RAISE with such a code waits for nobody: a transient failure of its hold.
+--   * A table that is locked as a whole is not waited for: 55P03, and nobody is charged.
 --   * Trouble of the environment is charged to nobody: it is raised, and so is a missing
 --     right, unless other holds of the batch are settled.  Then the hold that met it is
 --     `locked`, and a right that was missing beside holds that expired is its own failure.
@@ -56,6 +57,7 @@ declare
   v_context text;
   v_environment boolean;
   v_trouble text[];
+  v_who text;
   v_waits integer := 0;
   v_same integer := 0;
   v_suspended boolean := false;
@@ -117,7 +119,12 @@ begin
     v_raised := split_part(v_context, E'\n', 1) like '%RAISE';
     v_wait := v_environment or (v_sqlstate in ('40001', '40P01', '55P03') and not v_raised);
     if v_wait then
-      v_waits := v_waits + 1;
+      -- Where the table as a whole is locked, no other hold fares better.
+      v_who := case when v_sqlstate = '55P03' then pgreaper._table_lock(policy.name) end;
+      if v_who is not null and cardinality(expired || v_failed) = 0 then
+        raise lock_not_available using message = v_who, hint = 'Nothing happened; try again.';
+      end if;
+      v_waits := case when v_who is null then v_waits + 1 else c_waits end;
       if v_waits >= c_waits then
         v_locked := v_locked || batch.keys[v_from:v_size];
         exit;
