@@ -278,6 +278,63 @@ def drop(op: Operations, revision: str, files: Sequence[str]) -> None:
             execute(op, f"drop trigger {created};" if kind == "trigger" else f"drop {kind} pgreaper.{created};")
 
 
+# A function that is made anew belongs to nobody's grants; those on the old one go on to it.
+_KEEP_GRANTS = """\
+do $keep$
+begin
+  perform pg_catalog.set_config('pgreaper.grants', coalesce((
+    select string_agg(format('grant execute on routine pgreaper.{name} to %s%s', a.grantee::regrole,
+                             case when a.is_grantable then ' with grant option' end), '; ')
+      from pg_catalog.pg_proc as p
+     cross join lateral pg_catalog.aclexplode(p.proacl) as a
+     where p.pronamespace = 'pgreaper'::regnamespace
+       and p.proname = '{name}'
+       and a.grantee not in (0, p.proowner)), ''), true);
+end
+$keep$;
+"""
+_GIVE_GRANTS = """\
+do $give$
+declare
+  v_grants constant text := pg_catalog.current_setting('pgreaper.grants');
+begin
+  if v_grants <> '' then
+    execute v_grants;
+  end if;
+end
+$give$;
+"""
+
+
+def replace(op: Operations, old: str, new: str, files: Iterable[str]) -> None:
+    """
+    Put the functions of these files, as revision ``new`` knows them, in the place of those of ``old``.
+
+    Where the signature stays, the function stays the same object: calls that run meanwhile
+    find it, and so do grants.  Where it changes, the old one is dropped, so that no overload
+    is left behind, and the new one gets its grants.  Functions and their triggers only.
+    """
+    for name in files:
+        before = {created: statement for _, created, statement in objects(_source(op).read(old, name))}
+        for statement in statements(_source(op).read(new, name)):
+            kind, created = next(((kind, created) for kind, created, _ in objects(statement)), ("", ""))
+            if created not in before:
+                execute(op, statement)
+            elif _signature(statement) == _signature(before[created]):
+                execute(op, statement.replace("create ", "create or replace ", 1))
+            else:
+                execute(op, _KEEP_GRANTS.format(name=created))
+                execute(op, f"drop {kind} pgreaper.{created};")
+                execute(op, statement)
+                execute(op, _GIVE_GRANTS)
+
+
+def _signature(statement: str) -> str:
+    """A function's name, arguments and result as they are written: what CREATE OR REPLACE does not change."""
+    head = re.split(r"\blanguage\s", re.sub(r"--[^\n]*", "", statement), maxsplit=1)[0]
+    return " ".join(head.split())
+
+
 def _source(op: Operations) -> Source:
     scripts = op.get_context().script
     return Source(Path(scripts.dir)) if scripts else source()
@@ -459,6 +516,9 @@ def transaction(database: Database = None) -> Iterator[Connection]:
     engine = database if isinstance(database, Engine) else _engine(database)
     try:
         with engine.begin() as connection:
+            # What a pooler kept back of the address's options, a role to install as for example.
+            for setting in getattr(connection.connection.dbapi_connection, "local_settings", {}).items():
+                connection.exec_driver_sql("select set_config(%s, %s, true)", setting)
             yield connection
     except DBAPIError as error:
         if isinstance(error.orig, psycopg.Error):
