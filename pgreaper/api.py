@@ -19,7 +19,8 @@ called: a worker that only counts starts without them.
 import json
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -434,6 +435,11 @@ class Reaper:
                 hint="Use a connection with autocommit=True.",
                 sqlstate="RP004",
             )
+        if settings := getattr(self.connection, "local_settings", {}):
+            raise InvalidInput(
+                f"a sweep commits, so {', '.join(settings)} cannot be set for it behind this pooler",
+                hint="Give the setting to the role: alter role … set … = …",
+            )
         ((expired,),) = self._query(
             "call pgreaper.reaper_sweep(%s::text, %s::integer, %s::bigint, %s::double precision, 0)",
             policy, batch, max_rows, max_seconds,
@@ -613,7 +619,7 @@ class Reaper:
     def _query(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
         """Run one statement on a cursor of our own and fetch all of it."""
         try:
-            with psycopg.Cursor(self.connection, row_factory=tuple_row) as cursor:
+            with self._settled(), psycopg.Cursor(self.connection, row_factory=tuple_row) as cursor:
                 for oid, loader in _LOADERS:
                     cursor.adapters.register_loader(oid, loader)
                 cursor.execute(sql, parameters or None, prepare=False, binary=True)
@@ -622,6 +628,22 @@ class Reaper:
             failure = translate(error, None if self.connection.closed else self.connection.info.dbname)
         # Raised outside the handler: the server's words stay out of tracebacks and trackers.
         raise self._understood(failure)
+
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Settings that a pooler kept back, set for the statement inside: for its transaction, and never longer."""
+        settings: Mapping[str, str] = getattr(self.connection, "local_settings", {})
+        if not settings:
+            yield
+            return
+        idle = self.connection.info.transaction_status is pq.TransactionStatus.IDLE
+        with self.connection.transaction() if idle else nullcontext():
+            psycopg.Cursor(self.connection).execute(
+                "select set_config(s.name, s.value, true) from unnest(%s::text[], %s::text[]) as s (name, value)",
+                [list(settings), list(settings.values())],
+                prepare=False,
+            )
+            yield
 
     def _understood(self, failure: ReaperError) -> ReaperError:
         """Tell apart what only the caller of this module can: whose table, whose argument, which version."""

@@ -3,13 +3,15 @@ How pgreaper finds and opens its database.
 
 Owns the order in which settings are looked up, the defaults that keep a dead
 network from hanging a worker, and the promise that no password is ever repeated.
-Sends no startup ``options`` and sets nothing on a session: poolers refuse the one
-and leak the other.
+Sends no startup ``options`` of its own and sets nothing on a session: poolers refuse
+the one and leak the other.  Settings that the user asks for with ``options`` and that a
+pooler keeps back are made good transaction by transaction (:attr:`Connection.local_settings`).
 """
 
 import os
 import re
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,6 +38,7 @@ _FULL = re.compile(
     r"too many (?:clients|connections)|connection slots|no more connections|starting up|shutting down|recovery",
     re.IGNORECASE,
 )
+_REFUSED = re.compile(r"unsupported startup parameter(?: in options)?: ?(\w+)")
 OPTION: Final = "--database-url"
 VARIABLES: Final = ("PGREAPER_DATABASE_URL", "DATABASE_URL")
 
@@ -126,35 +129,117 @@ def _suspect(url: str) -> str:
     return _ESCAPE_HINT if "://" in url else "Example: postgresql://user@host:5432/name, or host=… dbname=…."
 
 
-def connect(address: Address, *, name: str | None = None) -> "psycopg.Connection[tuple[object, ...]]":
+class Connection(psycopg.Connection[tuple[object, ...]]):
+    """
+    A connection of pgreaper's own.
+
+    ``local_settings`` are those of the address's ``options`` that are not in force on the
+    server, because a pooler ignores or refuses ``options``: whoever begins a transaction
+    sets them in it.  On a direct connection there are none.
+    """
+
+    local_settings: Mapping[str, str] = {}
+
+
+def connect(address: Address, *, name: str | None = None) -> Connection:
     """
     Open a connection in autocommit, without prepared statements.
 
     Raises DatabaseUnavailable; its ``waiting`` tells that a server is there and only has no place yet.
+    Raises InvalidInput when the address has ``options`` that a pooler keeps back and that cannot be made good.
     """
     parameters: dict[str, str] = {"fallback_application_name": name or worker_name()}
     for keyword, (value, variable) in _DEFAULTS.items():
         if not (variable and os.environ.get(variable)):
             parameters[keyword] = value
     parameters.update(address.parameters)
+    options = address.parameters.get("options", os.environ.get("PGOPTIONS", ""))
     try:
-        return psycopg.connect("", autocommit=True, prepare_threshold=None, **parameters)  # type: ignore[arg-type]
+        connection = _open(address, parameters)
+    except Unreachable as refused:
+        if not options.strip() or refused.parameter != "options":
+            raise
+        connection = _open(address, parameters | {"options": ""})
+    if options.strip():
+        try:
+            connection.local_settings = _not_in_force(connection, _settings(options))
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _open(address: Address, parameters: dict[str, str]) -> Connection:
+    try:
+        return Connection.connect("", autocommit=True, prepare_threshold=None, **parameters)  # type: ignore[arg-type]
     except psycopg.Error as error:
         text = address.conceal(str(error))
     # Outside the handler: the text that libpq wrote stays in nobody's traceback.
+    refused = _REFUSED.search(text)
     raise Unreachable(
         f"the database cannot be reached: {_first_sentence(text)}",
-        hint=_advice(address),
+        hint="The pooler takes no such parameter: leave it out of the URL and of the PG… variables, "
+        "or list it in the pooler's ignore_startup_parameters."
+        if refused
+        else _advice(address),
         waiting=_FULL.search(text) is not None,
+        parameter=refused[1] if refused else None,
     )
 
 
-class Unreachable(DatabaseUnavailable):
-    """No connection came about.  ``waiting``: the server answered, it only has no place yet."""
+def _settings(options: str) -> dict[str, str]:
+    """The settings that ``options`` gives as ``-c name=value`` or ``--name=value``, split as the server splits it."""
+    words = [re.sub(r"\\(.)", r"\1", word) for word in re.findall(r"(?:\\.|[^\s\\])+", options)]
+    found = {}
+    while words:
+        word = words.pop(0)
+        if word == "-c" and words:
+            word = "-c" + words.pop(0)
+        name, equals, value = word.removeprefix("--" if word.startswith("--") else "-c").partition("=")
+        if not word.startswith(("--", "-c")) or not equals:
+            raise InvalidInput(
+                "options of the connection has more than settings in it",
+                hint="Write it as -c name=value; nothing else can pass a pooler.",
+            )
+        found[name.replace("-", "_")] = value
+    return found
 
-    def __init__(self, message: str, *, hint: str, waiting: bool) -> None:
+
+def _not_in_force(connection: Connection, wanted: Mapping[str, str]) -> dict[str, str]:
+    """Which of these settings the server does not have, as a statement of the worker would find them."""
+    names = list(wanted)
+    try:
+        # Two statements: what set_config changes must not be what current_setting reads.
+        there = connection.execute(
+            "select n.name, current_setting(n.name, true) from unnest(%s::text[]) as n (name)", [names]
+        ).fetchall()
+        asked = connection.execute(
+            "select n.name, set_config(n.name, n.value, true) from unnest(%s::text[], %s::text[]) as n (name, value)",
+            [names, list(wanted.values())],
+        ).fetchall()
+    except psycopg.OperationalError:
+        raise DatabaseUnavailable("the connection to the database is lost", hint="Try again later.") from None
+    except psycopg.Error:
+        raise InvalidInput(
+            f"a pooler keeps back the connection's options, and {', '.join(names)} cannot be set in its place",
+            hint="Give the setting to the role: alter role … set … = …",
+        ) from None
+    before = {str(name): value for name, value in there}
+    return {str(name): wanted[str(name)] for name, value in asked if before.get(str(name)) != value}
+
+
+class Unreachable(DatabaseUnavailable):
+    """
+    No connection came about.
+
+    ``waiting``: the server answered, it only has no place yet.  ``parameter``: the startup parameter
+    that a pooler refuses.
+    """
+
+    def __init__(self, message: str, *, hint: str, waiting: bool, parameter: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.waiting = waiting
+        self.parameter = parameter
 
 
 def _first_sentence(text: str) -> str:
