@@ -657,6 +657,61 @@ def check(database: Database = None) -> Check:
         return Check(revision, expected, tuple(_differences(connection)))
 
 
+def repair(database: Database = None) -> tuple[Difference, ...]:
+    """
+    Put back every function and view that is not as this package installs it; returns what was found.
+
+    Books and policies stay as they are, and so does what somebody has added.  Rights that were granted survive,
+    unless a function has to be dropped because its result or the names of its parameters are other ones.
+
+    Raises Refused when another revision is installed, or when an object of the user's is in the way.
+    """
+    scripts = source().scripts
+    expected = str(scripts.get_current_head())
+    with transaction(database) as connection:
+        context = _configure(scripts, upgrade_steps(scripts, "head"), connection)
+        op = Operations(context)
+        execute(op, _OPENING)
+        revision = context.get_current_revision()
+        if revision != expected:
+            raise Refused(
+                f"revision {revision or 'none'} of pgreaper is installed, and this version repairs revision {expected}",
+                hint="Run `pgreaper install` first.",
+            )
+        found = tuple(_differences(connection))
+        wanted = {difference.object.split("(")[0] for difference in found if difference.state != "unexpected"}
+        for name in source().manifest():
+            text = source().read(expected, name)
+            if any(f"{kind} {created}" in wanted for kind, created, _ in objects(text)):
+                for statement in statements(text):
+                    _put_back(op, statement)
+        if wanted:
+            execute(op, source().read(expected, "rights.sql"))
+        execute(op, _CLOSING)
+        return found
+
+
+def _put_back(op: Operations, statement: str) -> None:
+    """Run one statement of a file over what is there; what holds no rows is dropped when it cannot be replaced."""
+    creates = _CREATES.match(statement)
+    if creates is None:
+        if statement.startswith("comment on "):
+            execute(op, statement)
+        return
+    kind, created = creates[1], creates[2]
+    if kind not in _TEMPORARY:
+        return
+    try:
+        with op.get_bind().begin_nested():
+            execute(op, statement.replace("create ", "create or replace ", 1))
+    except DBAPIError as error:
+        # 42P13, 42P16: another result, other parameters, other columns.
+        if not isinstance(error.orig, psycopg.Error) or error.orig.sqlstate not in {"42P13", "42P16"}:
+            raise
+        execute(op, f"drop {kind} pgreaper.{created};")
+        execute(op, statement)
+
+
 def _differences(connection: Connection) -> Iterator[Difference]:
     savepoint = connection.begin_nested()
     try:

@@ -1,5 +1,8 @@
 """``pgreaper doctor``: what keeps holds from expiring, and what repairs it."""
 
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from pgreaper import doctor as checks
@@ -9,6 +12,11 @@ from pgreaper.doctor import Finding, Report
 from pgreaper.errors import UnknownPolicy
 from pgreaper.render import show_line, show_text
 from pgreaper.text import plural, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psycopg
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -29,7 +37,7 @@ def doctor(ctx: click.Context, *, policy: tuple[str, ...], database_url: str | N
     """
     connection = connect(resolve(database_url), name="pgreaper/doctor")
     try:
-        report = checks.examine(connection, policy)
+        report = checks.examine(connection, policy, open_database=_opener(database_url))
     except UnknownPolicy:
         from pgreaper.api import Reaper
 
@@ -53,6 +61,17 @@ def doctor(ctx: click.Context, *, policy: tuple[str, ...], database_url: str | N
     else:
         _show(report)
     ctx.exit(code)
+
+
+def _opener(url: str | None) -> "Callable[[str], psycopg.Connection[Any]]":
+    """A function that opens another database at the same address."""
+    address = resolve(url)
+
+    def open_database(database: str) -> "psycopg.Connection[Any]":
+        elsewhere = replace(address, parameters={**address.parameters, "dbname": database})
+        return connect(elsewhere, name="pgreaper/doctor")
+
+    return open_database
 
 
 def _show(report: Report) -> None:
@@ -83,6 +102,8 @@ def _show_finding(finding: Finding) -> None:
     show_line(f"  {finding.level}: {finding.code}", _STYLES[finding.level])
     for text in filter(None, (finding.fact, finding.advice if not _pasteable(finding) else None)):
         show_text(text)
+    if finding.database:
+        show_text(f"in database {visible(finding.database)}:")
     for line in _pasteable(finding):
         show_line(f"      {line}")
     if finding.advice and _pasteable(finding):

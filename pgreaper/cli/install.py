@@ -12,7 +12,7 @@ from pgreaper.cli.common import common_options, emit
 from pgreaper.text import plural
 
 if TYPE_CHECKING:
-    from pgreaper.schema import Check
+    from pgreaper.schema import Check, Difference
 
 
 @click.command()
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 @click.option(
     "--check", is_flag=True, help="Change nothing; exit 3 unless the database is as this version installs it."
 )
+@click.option("--repair", is_flag=True, help="Put back functions and views that are not as this version installs them.")
 @common_options
-def install(*, sql: bool, check: bool, database_url: str | None, as_json: bool) -> int:
+def install(*, sql: bool, check: bool, repair: bool, database_url: str | None, as_json: bool) -> int:
     """
     Install pgreaper in a database, or upgrade it to this version.
 
@@ -31,12 +32,14 @@ def install(*, sql: bool, check: bool, database_url: str | None, as_json: bool) 
     # Alembic and SQLAlchemy take half a second to import: only here.
     from pgreaper import schema
 
-    if sql and check:
-        raise click.UsageError("--sql and --check exclude each other.")
+    if sql + check + repair > 1:
+        raise click.UsageError("--sql, --check and --repair exclude each other.")
     if sql:
         return _print("install", schema.install_sql(), as_json=as_json)
     if check:
         return _report(schema.check(database_url), as_json=as_json)
+    if repair:
+        return _repaired(schema.repair(database_url), as_json=as_json)
 
     change = schema.install(database_url)
     if as_json:
@@ -80,6 +83,21 @@ def _print(command: str, text: str, *, as_json: bool) -> int:
     else:
         click.echo(text, nl=False)
     return 0
+
+
+def _repaired(found: "tuple[Difference, ...]", *, as_json: bool) -> int:
+    """Tell what was put back, and what is left for a person to decide; 3 when something is."""
+    mended = [difference for difference in found if difference.state != "unexpected"]
+    left = [difference for difference in found if difference.state == "unexpected"]
+    if as_json:
+        emit("install", repaired=mended, unexpected=left, exit_code=3 if left else 0)
+    else:
+        click.echo(f"{plural(len(mended), 'object')} put back as shipped" if mended else "everything is as shipped")
+        for difference in mended:
+            click.echo(f"  {difference.state:<10}  {difference.object}")
+        for difference in left:
+            click.echo(f"  not pgreaper's own: {difference.object}; drop it if nobody needs it")
+    return 3 if left else 0
 
 
 def _report(result: "Check", *, as_json: bool) -> int:

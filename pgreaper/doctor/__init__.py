@@ -42,16 +42,21 @@ class Report:
 
 
 def examine(
-    connection: "psycopg.Connection[Any]", policies: Sequence[str] = (), *, limits: Limits | None = None
+    connection: "psycopg.Connection[Any]",
+    policies: Sequence[str] = (),
+    *,
+    limits: Limits | None = None,
+    open_database: "Callable[[str], psycopg.Connection[Any]] | None" = None,
 ) -> Report:
     """
     Examine the installation, the server and the policies (default: all).
 
-    The connection is in autocommit and outside a transaction.  Raises UnknownPolicy, and DatabaseUnavailable when
+    The connection is in autocommit and outside a transaction; ``open_database`` opens another database of the server,
+    where pg_cron may live.  Raises UnknownPolicy, and DatabaseUnavailable when
     the connection is lost.
     """
     limits = limits or Limits()
-    look = Look(connection, limits.seconds, limits)
+    look = Look(connection, limits.seconds, limits, open_database=open_database)
     look.facts = server.learn(look)
     examination = _Examination()
     named: dict[str, str] = {}

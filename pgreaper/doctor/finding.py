@@ -1,11 +1,14 @@
 """What a check finds, and what it looks at and how."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pgreaper.reading import Reader, Row
+
+if TYPE_CHECKING:
+    import psycopg
 
 ERROR: Final = "error"
 WARNING: Final = "warning"
@@ -21,7 +24,8 @@ class Finding:
 
     ``code`` is stable, ``subject`` is the object that it is about, ``policy`` is None for what concerns all of
     them.  ``sql`` are statements and ``commands`` are shell commands that repair it, in order and complete; where
-    no statement can, ``advice`` says what a person should do.
+    no statement can, ``advice`` says what a person should do.  ``database`` is where the statements are run when it
+    is not the one that was looked at.
     """
 
     code: str
@@ -32,6 +36,7 @@ class Finding:
     sql: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     advice: str | None = None
+    database: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,8 @@ class Look(Reader):
     facts: Row = field(default_factory=lambda: Row({}))
     """The session: role, database, settings; see :func:`pgreaper.doctor.server.learn`."""
     policies: tuple[Row, ...] = ()
+    open_database: "Callable[[str], psycopg.Connection[Any]] | None" = None
+    """Opens another database of the same server, where pg_cron may live."""
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

@@ -16,9 +16,10 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from pgreaper.api import SQL_VERSION
+from pgreaper.api import SQL_VERSION, Reaper
 from pgreaper.commands import literal, name
 from pgreaper.doctor.finding import ERROR, WARNING, Finding, Look, listed
+from pgreaper.errors import VersionMismatch
 from pgreaper.text import plural, visible
 
 REPAIR: Final = "pgreaper install --repair"
@@ -45,14 +46,15 @@ def presence(look: Look) -> Iterator[Finding]:
             )  # fmt: skip
             return
         version = str(look.row("select pgreaper.reaper_version()::text as version").version)
-        if version != SQL_VERSION:
-            older = _parts(version) < _parts(SQL_VERSION)
-            yield Finding(
-                "version", ERROR, None, "pgreaper",
-                f"the database has version {visible(version)} of pgreaper's SQL, this package speaks {SQL_VERSION}",
-                commands=("pgreaper install",) if older else (),
-                advice=None if older else "Use the version of the package that installed it, or a newer one.",
-            )  # fmt: skip
+    older = _parts(version) < _parts(SQL_VERSION)
+    try:
+        Reaper(look.connection).require_version(version)
+    except VersionMismatch as error:
+        yield Finding(
+            "version", ERROR, None, "pgreaper", error.message,
+            commands=("pgreaper install",) if older else (),
+            advice=None if older else "Use the version of the package that installed it, or a newer one.",
+        )  # fmt: skip
 
 
 def grant(role: str, kind: str = "worker") -> str:
@@ -85,6 +87,7 @@ class _Shipped:
     views: dict[str, tuple[str, bool]]
     tables: dict[str, frozenset[str]]
     indexes: frozenset[str]
+    triggers: dict[tuple[str, str], str]
 
 
 @cache
@@ -96,6 +99,7 @@ def shipped() -> _Shipped:
     views: dict[str, tuple[str, bool]] = {}
     tables: dict[str, frozenset[str]] = {}
     indexes: set[str] = set()
+    triggers: dict[tuple[str, str], str] = {}
     files = source()
     for file in files.manifest():
         text = (files.sql / file).read_text(encoding="utf-8")
@@ -109,7 +113,17 @@ def shipped() -> _Shipped:
             elif kind == "table":
                 columns = re.findall(r"^  (\w+) (?!check|unique|primary|exclude)", statement, re.MULTILINE)
                 tables[created] = frozenset(columns) - {"constraint", "primary", "unique", "check"}
-    return _Shipped(routines, views, tables, frozenset(indexes))
+            elif kind == "trigger":
+                trigger, _, table = created.partition(" on pgreaper.")
+                triggers[table, trigger] = " ".join(statement.split())
+    return _Shipped(routines, views, tables, frozenset(indexes), triggers)
+
+
+def head() -> str:
+    """The revision that this package installs."""
+    from pgreaper.schema import source
+
+    return str(source().scripts.get_current_head())
 
 
 def _routine(statement: str) -> _Routine:
@@ -137,8 +151,25 @@ def _plain(value: str) -> str:
 
 def drift(look: Look) -> Iterator[Finding]:
     """Functions, views, tables and indexes of schema pgreaper against this package."""
+    with look.reading():
+        version = str(look.row("select pgreaper.reaper_version()::text as version").version)
+        readable = look.row(
+            "select coalesce(has_table_privilege(to_regclass('pgreaper.schema_version'), 'select'), false) as it"
+        ).it
+        revision = look.rows("select v.version_num as it from pgreaper.schema_version as v") if readable else []
+    if version != SQL_VERSION or (revision and revision[0].it != head()):
+        if _parts(version) <= _parts(SQL_VERSION):
+            yield Finding(
+                "upgrade", WARNING, None, "pgreaper",
+                f"the database has version {visible(version)} of pgreaper"
+                + (f" (revision {visible(revision[0].it)})" if revision else "")
+                + f", this package brings {SQL_VERSION} (revision {head()})",
+                commands=("pgreaper install",),
+            )  # fmt: skip
+        return
     wanted = shipped()
     with look.reading():
+        silent = _triggers(look, wanted)
         changed, extra = _routines(look, wanted)
         missing_tables = _tables(look, wanted)
         absent, invalid = _indexes(look, wanted)
@@ -155,6 +186,11 @@ def drift(look: Look) -> Iterator[Finding]:
             "drift", WARNING, None, routine,
             f"{visible(routine)} does not come from this package and may be called in place of pgreaper's own",
             sql=(f"drop routine {routine};",),
+        )  # fmt: skip
+    for trigger, table, statement in silent:
+        yield Finding(
+            "drift", ERROR, None, table, f"trigger {trigger} on pgreaper.{table} does not fire: nothing is counted",
+            sql=(statement,),
         )  # fmt: skip
     if missing_tables:
         yield Finding(
@@ -217,6 +253,25 @@ def _tables(look: Look, wanted: _Shipped) -> list[str]:
     for table, columns in sorted(wanted.tables.items()):
         gone += [f"{table}.{column}" for column in sorted(columns - there.get(table, columns))]
     return gone
+
+
+def _triggers(look: Look, wanted: _Shipped) -> list[tuple[str, str, str]]:
+    """Triggers of the books that are missing or disabled, with the statement that brings them back."""
+    there = {
+        (row.table, row.name): row.enabled
+        for row in look.rows(
+            "select c.relname::text as table, t.tgname::text as name, t.tgenabled in ('O', 'A') as enabled"
+            "  from pg_catalog.pg_trigger as t join pg_catalog.pg_class as c on c.oid = t.tgrelid"
+            " where c.relnamespace = 'pgreaper'::regnamespace and not t.tgisinternal"
+        )
+    }
+    silent = []
+    for (table, trigger), statement in wanted.triggers.items():
+        if (table, trigger) not in there:
+            silent.append((trigger, table, statement))
+        elif not there[table, trigger]:
+            silent.append((trigger, table, f"alter table pgreaper.{name(table)} enable trigger {name(trigger)};"))
+    return silent
 
 
 def _indexes(look: Look, wanted: _Shipped) -> tuple[list[tuple[str, str]], list[str]]:

@@ -166,7 +166,23 @@ def clock(look: Look) -> Iterator[Finding]:
     row = look.row("select extract(epoch from pg_catalog.clock_timestamp())::pg_catalog.float8 as clock")
     after = time.time()
     ahead = before - row.clock if before > row.clock else after - row.clock if after < row.clock else 0.0
-    if abs(ahead) > look.limits.clock.total_seconds():
+    limit = look.limits.clock.total_seconds()
+    with look.reading():
+        workers = look.rows(
+            "select coalesce(c.worker, '?') as worker, max(extract(epoch from c.skew)::float8) as skew"
+            "  from pgreaper.claims as c where c.claimed_at > pgreaper._clock() - interval '1 hour'"
+            "   and abs(extract(epoch from c.skew)) > %(limit)s group by 1 order by 1 limit 5",
+            limit=limit,
+        )
+    for worker in workers:
+        yield Finding(
+            "clock", WARNING, None, worker.worker,
+            f"the clock of worker {visible(worker.worker)} is {duration(abs(worker.skew))}"
+            f" {'ahead of' if worker.skew > 0 else 'behind'} the database's: its logs do not fit together with the"
+            " trail",
+            advice="Let both follow the same time servers.",
+        )  # fmt: skip
+    if abs(ahead) > limit:
         yield Finding(
             "clock", WARNING, None, "clock",
             f"the clock of this host is {duration(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} the database's:"
@@ -242,6 +258,14 @@ def snapshots(look: Look) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+def scheduled(look: Look) -> Iterator[Finding]:
+    """Jobs of pg_cron that call pgreaper."""
+    from pgreaper import cron
+
+    for f in cron.findings(look.connection, open_database=look.open_database):
+        yield Finding(f.code, f.level, None, f.subject, f.fact, tuple(f.sql), tuple(f.commands), f.advice, f.database)
+
+
 def _seconds(look: Look, setting: str) -> float:
     """A timeout in seconds; 0: none, or a server that does not know it."""
     value, unit, _ = look.facts.settings.get(setting, ("0", "ms", ""))
@@ -258,4 +282,4 @@ def _set(look: Look, setting: str, value: str) -> "_Remedy":
     return {"sql": (f"{where} set {setting} = {literal(value)};",)}
 
 
-CHECKS = (node, isolation, timeouts, superuser, pooler, clock, autovacuum, snapshots)
+CHECKS = (node, isolation, timeouts, superuser, pooler, clock, autovacuum, snapshots, scheduled)
