@@ -15,9 +15,9 @@ PACKAGE = Path(pgreaper.__file__).parent
 
 # A module imports only from the lines above its own.
 LAYERS = [
-    {"errors", "records", "text"},
+    {"errors", "records", "text", "schedule"},
     {"connection", "heartbeat", "api", "embedded", "commands", "reading"},
-    {"schema", "targets", "lifeline", "handlers", "render"},
+    {"schema", "targets", "lifeline", "handlers", "render", "cron"},
     {"alembic", "worker", "metrics", "demo", "doctor", "discover", "deploy"},
     {"cli"},
     {"__main__"},
