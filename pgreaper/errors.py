@@ -4,7 +4,7 @@ Errors raised by pgreaper.
 Every error that the SQL raises on purpose has a SQLSTATE of class ``RP``; this
 module is the only place that knows which is which, and the only one that decides
 what of a server's answer may be repeated.  The wording of pgreaper's own functions
-is written for people and passes.  Any other message or detail may carry a row's
+is written for people and passes, and so is a pooler's about connections.  Any other message or detail may carry a row's
 values: it is replaced by the error's name, its SQLSTATE and its constraint.  The
 psycopg exception stays reachable as ``original`` for whoever may see it.
 """
@@ -208,6 +208,8 @@ def translate(error: psycopg.Error, database: str | None = None) -> ReaperError:
             sqlstate=state,
             original=error,
         )
+    if state.startswith("08") and diag.source_function is None:
+        return _of_a_pooler(error)
     if state.startswith(_ENVIRONMENT):
         return DatabaseUnavailable(
             "the node or transaction is read-only"
@@ -236,6 +238,21 @@ def translate(error: psycopg.Error, database: str | None = None) -> ReaperError:
         sqlstate=state,
         constraint=constraint,
         original=error,
+    )
+
+
+def _of_a_pooler(error: psycopg.Error) -> ReaperError:
+    """What says no function of the server's source was written before it: by a pooler, about connections."""
+    words = " ".join((error.diag.message_primary or "no reason was given").split())
+    if "statement pooling" in words:
+        return ReaperError(
+            f"the pooler refused: {words}",
+            hint="This needs transactions: pool_mode must be transaction or session, or go past the pooler.",
+            sqlstate=error.sqlstate,
+            original=error,
+        )
+    return DatabaseUnavailable(
+        f"the pooler refused: {words}", hint="Try again later.", sqlstate=error.sqlstate, original=error
     )
 
 

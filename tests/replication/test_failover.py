@@ -132,7 +132,10 @@ def test_a_worker_that_survives_a_failover_keeps_its_lease(failover):
 
 
 def test_no_hold_expires_twice_across_a_failover(failover, start):
-    """Workers drain, the primary is killed in the middle of it, the standby takes over: each hold once, none lost."""
+    """Workers drain, the primary is killed in the middle of it, the standby takes over: each hold once, none lost.
+
+    What a worker was told has expired has expired on the new primary too: together they count each hold once.
+    """
     old, new = failover
     with connect(old) as db:
         db.execute(
@@ -146,7 +149,7 @@ def test_no_hold_expires_twice_across_a_failover(failover, start):
         db.execute("create trigger witness after update on holds for each row execute function witness()")
         holds.due(4000, overdue="2 hours")
         holds.register(batch=50, objective="1 day")
-        workers = [start("work", "--daemon", "--poll", "0.5", url=either(old, new)) for _ in range(3)]
+        workers = [start("work", "--daemon", "--json", "--poll", "0.5", url=either(old, new)) for _ in range(3)]
         until(db, "select count(*) > 300 from witness")
         old.kill()
     promote(new)
@@ -159,6 +162,7 @@ def test_no_hold_expires_twice_across_a_failover(failover, start):
         results = [worker.end()[0] for worker in workers]
         assert [r.code for r in results] == [0, 0, 0], results
         assert value(db, "select count(*) = 4000 and count(distinct id) = 4000 from witness")
+        assert sum(r.json["outcomes"]["expired"] for r in results) == 4000, [r.json["outcomes"] for r in results]
         assert_charged_nobody(db)
 
 
