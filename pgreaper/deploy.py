@@ -167,21 +167,18 @@ def _yaml_list(words: Sequence[str], *, indent: int) -> str:
 
 
 def crontab_command(words: Sequence[str]) -> str:
-    """Words for /bin/sh in one line of a crontab, where a percent sign would end the command."""
+    """Words for /bin/sh in one line of a crontab, where a bare percent sign would end the command."""
     text = shlex.join(words)
-    if not _one_line(text):
-        # A line break cannot stand in a crontab: printf writes it when the command runs.
-        octal = "".join(c if _one_line(c) and c not in "\\%" else _printf(c) for c in text)
-        text = f'eval "$(printf {shlex.quote(octal)})"'
-    return text.replace("%", r"\%")
+    if text.isprintable() and "\\" not in text:
+        return text.replace("%", r"\%")
+    # A crontab has no way to write a line break, and crons differ in what they make of two backslashes: printf
+    # writes these characters when the command runs.
+    octal = "".join(c if c.isprintable() and c not in "\\%" else _octal(c) for c in text)
+    return f'eval "$(printf {shlex.quote(octal)})"'
 
 
-def _one_line(text: str) -> bool:
-    return not re.search(r"[\x00-\x1f\x7f]", text)
-
-
-def _printf(character: str) -> str:
-    return {"\\": r"\\", "%": "%%"}.get(character) or f"\\{ord(character):03o}"
+def _octal(character: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in character.encode())
 
 
 def systemd_command(words: Sequence[str]) -> str:
