@@ -65,6 +65,11 @@ class _Text(_ParamType):
 _WORD = _Text("text", r"[^\ud800-\udfff\x00]+", "text in UTF-8")
 _HANDLER = _Text("handler", r"[^\s:]+:[^\s:]+", "written as MODULE:FUNCTION")
 _PATH = _Text("path", r"/[^\x00-\x1f\x7f\ud800-\udfff]+", "an absolute path")
+_EXECUTABLE = _Text(
+    "path",
+    r"/[^\x00-\x1f\x7f\ud800-\udfff'\"\\]+",
+    "an absolute path without quotes and backslashes, as systemd wants it",
+)
 _CALENDAR = _Text("schedule", r"[A-Za-z0-9*][A-Za-z0-9 *:,./~+_-]*", "a calendar expression of systemd")
 _USER = _Text("name", r"[a-z]([a-z0-9-]{0,25}[a-z0-9])?", "a name of at most 27 lower-case letters, digits and hyphens")
 _NAME = _Text("name", r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", "a name of at most 52 lower-case letters, digits and hyphens")
@@ -94,9 +99,7 @@ _shutdown = click.option(
     "--shutdown-timeout", type=SECONDS, metavar="SECONDS", default=20, show_default=True,
     help="After SIGTERM, be gone within that; the scheduler waits a little longer.",
 )  # fmt: skip
-_program = click.option(
-    "--program", type=_PATH, metavar="PATH", help="Where pgreaper is on that machine.  [default: as it is on this one]"
-)
+_PROGRAM_HELP = "Where pgreaper is on that machine.  [default: as it is on this one]"
 
 
 def _job(options: dict[str, Any]) -> texts.Job:
@@ -113,7 +116,7 @@ def _job(options: dict[str, Any]) -> texts.Job:
 
 @print_.command()
 @_job_options
-@_program
+@click.option("--program", type=_PATH, metavar="PATH", help=_PROGRAM_HELP)
 @click.option("--schedule", metavar="'M H D M W'", default=_EVERY_MINUTE, show_default=True, help="When to start.")
 def crontab(*, program: str | None, schedule: str, as_json: bool, **options: Any) -> None:
     """
@@ -129,7 +132,7 @@ def crontab(*, program: str | None, schedule: str, as_json: bool, **options: Any
 @print_.command()
 @_job_options
 @_shutdown
-@_program
+@click.option("--program", type=_EXECUTABLE, metavar="PATH", help=_PROGRAM_HELP)
 @click.option("--kind", type=click.Choice(["daemon", "timer"]),
               help="The daemon's service, or a run with its timer.  [default: all three]")  # fmt: skip
 @click.option("--schedule", type=_CALENDAR, metavar="CALENDAR", default="minutely", show_default=True,

@@ -67,7 +67,7 @@ def test_hostile_words_arrive_unchanged(needs):
     """The manager's parser is given each word as an argument; what it says it would run is those words."""
     manager = needs("/lib/systemd/systemd", package="systemd")
     words = [*HOSTILE, *drawn(300), "plain", "/a/b"]
-    odd = "/opt/100% of\ta \\ 'lot'/\"pgreaper\""
+    odd = "/opt/100% of a $lot/żółć"
     commands = [*(["/bin/true", word, "end"] for word in words), [odd, "end"]]
     unit = "[Service]\nType=oneshot\n" + "".join(f"ExecStart={systemd_command(command)}\n" for command in commands)
     with TemporaryDirectory() as name:
@@ -148,7 +148,7 @@ def test_units_are_written(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     "arguments", [["--name=a b"], ["--name=x\nUser=root"], ["--schedule=daily\nUnit=x"], ["--program=pgreaper"],
-                  ["--program=/a\nUser=root"], ["--kind=both"], ["--to=/nowhere"]],
+                  ["--program=/it's"], ["--program=/a\nUser=root"], ["--kind=both"], ["--to=/nowhere"]],
 )  # fmt: skip
 def test_refused(capsys, arguments):
     """Nothing that would begin a line of its own gets into a unit."""
