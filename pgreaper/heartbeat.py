@@ -71,5 +71,5 @@ def read(path: Path) -> Beat | None:
         age = time.monotonic() - float(beaten_at)
     except ValueError:
         return None
-    # From the future: the machine was started anew since.
-    return Beat(worker.strip(), age) if age >= 0 else None
+    # From the future: the machine was started anew since.  (What is written is rounded.)
+    return Beat(worker.strip(), max(age, 0.0)) if age > -0.001 else None

@@ -7,15 +7,17 @@ import shutil
 import subprocess
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
 from pgreaper.embedded import Cluster
+from tests.chaos.proxy import Proxy as NetworkProxy
 from tests.cli.conftest import in_process, pgreaper, start, wait_until  # noqa: F401
 from tests.conftest import Holds
-from tests.driver.conftest import Proxy, proxy, work  # noqa: F401
+from tests.driver.conftest import proxy, work  # noqa: F401
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,11 +27,6 @@ SLEEPING = (
     " and query like '%_agenda%' and state = 'idle')"
 )
 """The daemon has looked and waits."""
-
-LATENESS = (
-    "select max(extract(epoch from t.at - k.deadline))::float8 from pgreaper.transitions as t"
-    " join pgreaper.policies as p using (policy_id), unnest(t.deadlines) as k (deadline) where p.name = %s"
-)
 
 
 @pytest.fixture
@@ -74,11 +71,35 @@ class Recorder:
 @pytest.fixture
 def recorder(install: Callable[[str], None]) -> Iterator[Recorder]:
     """See :class:`Recorder`.  Nothing else writes on this server: no autovacuum, no checkpoint in a test's time."""
-    settings = {"log_statement": "all", "log_line_prefix": "@%n %a ", "autovacuum": False, "fsync": False}
+    settings: dict[str, str | int | bool] = {
+        "log_statement": "all",
+        "log_line_prefix": "@%n %a ",
+        "autovacuum": False,
+        "fsync": False,
+    }
     with Cluster(settings=settings) as cluster:
         recorder = Recorder(cluster, install)
         yield recorder
         recorder.db.close()
+
+
+class Network(NetworkProxy):
+    """A TCP proxy that can be told to swallow answers, and the URL that leads through it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(Path(recorder.cluster.host) / f".s.PGSQL.{recorder.cluster.port}")
+        self._of = recorder
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://{self._of.cluster.superuser}@127.0.0.1:{self.port}/{self._of.db.info.dbname}"
+
+
+@pytest.fixture
+def network(recorder: Recorder) -> Iterator[Network]:
+    """A bad network before the recorder's server."""
+    with Network(recorder) as network:
+        yield network
 
 
 @pytest.fixture(scope="session")
@@ -95,6 +116,6 @@ def unshare() -> Callable[..., list[str]]:
             command = [program, *more, *options, "--kill-child"]
             if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
                 return command
-        pytest.skip("namespaces are not allowed here: run as root, in a container with CAP_SYS_ADMIN")
+        return pytest.skip("namespaces are not allowed here: run as root, in a container with CAP_SYS_ADMIN")
 
     return unshare
