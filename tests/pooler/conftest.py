@@ -46,7 +46,7 @@ class Pooler:
 
     def __init__(self, program: Path, server: Server, settings: dict[str, str]) -> None:
         self.server = server
-        self.folder = Path(tempfile.mkdtemp(prefix="pgreaper-pooler-", dir="/tmp" if os.geteuid() == 0 else None))  # noqa: S108
+        self.folder = Path(tempfile.mkdtemp(prefix="pgreaper-pooler-", dir="/tmp" if os.geteuid() == 0 else None))
         self._program = program
         self._user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         self._process: subprocess.Popen[bytes] | None = None

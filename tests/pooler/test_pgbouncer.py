@@ -165,7 +165,9 @@ def test_c066_runs_leave_nothing_behind(db, dsn, past, holds, start, wait_until,
     worker = start("work", "--shutdown-timeout", "5")
     if end in ("terminated", "killed"):
         wait_for(
-            lambda: past.execute("select exists (select from pg_stat_activity where wait_event = 'PgSleep')").fetchone()[0]
+            lambda: past.execute(
+                "select exists (select from pg_stat_activity where wait_event = 'PgSleep')"
+            ).fetchone()[0]
         )
         worker.popen.send_signal(signal.SIGTERM if end == "terminated" else signal.SIGKILL)
     result, _ = worker.end()
@@ -251,7 +253,11 @@ def test_c065_a_direct_connection_needs_no_such_help(direct):
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [("-e", "more than settings"), ("-c no_such_setting=1", "no_such_setting"), ("-c statement_timeout=soon", "statement_timeout")],
+    [
+        ("-e", "more than settings"),
+        ("-c no_such_setting=1", "no_such_setting"),
+        ("-c statement_timeout=soon", "statement_timeout"),
+    ],
 )
 def test_c065_options_that_cannot_be_made_good(dsn, pgreaper, options, says):
     """Told, with what to do, and no run without them."""
@@ -313,7 +319,9 @@ def test_a_killed_workers_holds_wait_for_the_lease(holds, past, direct, start, w
         assert (taken, attempts) == (2, 1)
 
 
-def test_a_live_workers_holds_are_kept_whatever_its_backend_is(holds, past, direct, start, wait_until, pooler, set_clock, gate):
+def test_a_live_workers_holds_are_kept_whatever_its_backend_is(
+    holds, past, direct, start, wait_until, pooler, set_clock, gate
+):
     """The pooler replaces its server connections under a worker that is busy: its lease goes on, nobody gets its holds."""
     holds.due(2, overdue="10 seconds")
     holds.register(lease="1 minute")
@@ -349,7 +357,11 @@ def test_a_direct_claim_and_a_pooled_one_differ(dsn, direct, holds, past, work):
         holds.register()
         run, _ = work(url=url)
         assert run.expired == 1
-        seen.append(past.execute("select session_pid is not null from pgreaper.claims order by claimed_at desc limit 1").fetchone())
+        seen.append(
+            past.execute(
+                "select session_pid is not null from pgreaper.claims order by claimed_at desc limit 1"
+            ).fetchone()
+        )
     assert seen == [(False,), (True,)]
 
 
@@ -369,7 +381,9 @@ def test_statement_pooling(new_pooler, postgresql, past, pgreaper):
     refused = pgreaper("install", url=url)
     assert (refused.code, refused.out) == (1, "")
     assert "error: the pooler refused: transaction blocks not allowed in statement pooling mode" in refused.err
-    assert "hint: This needs transactions: pool_mode must be transaction or session, or go past the pooler." in refused.err
+    assert (
+        "hint: This needs transactions: pool_mode must be transaction or session, or go past the pooler." in refused.err
+    )
 
 
 def test_c036_a_full_pooler_is_waited_for(new_pooler, postgresql, past, work):
@@ -416,7 +430,9 @@ def test_a_paused_pooler(pooler, past, postgresql, holds, pgreaper, start, wait_
     result, _ = daemon.end()
     assert result.code == 0, result
     assert past.execute("select count(*) from pgreaper.failures").fetchone() == (0,)
-    assert all(re.search(r"is up, |; trying again in |connected again", line) for line in result.err.splitlines()), result.err
+    assert all(re.search(r"is up, |; trying again in |connected again", line) for line in result.err.splitlines()), (
+        result.err
+    )
 
 
 def test_a_pooler_that_is_restarted(pooler, past, holds, start, pgreaper, wait_until):
@@ -503,4 +519,3 @@ def test_c114_what_binding_on_the_server_trips_over(reaper, holds):
     assert reaper.history("holds", "1")[0].worker == "%s"
     with pytest.raises(LeaseLost):
         reaper.renew("00000000-0000-0000-0000-000000000000")  # type: ignore[arg-type]
-

@@ -224,7 +224,10 @@ def test_c110_the_server_says_what_it_would_refuse(copies):
     full = "alter table public.parts_low replica identity full;"
     assert [said(target)[1] for target in ("parts", "parts_low", "seen")] == [full, full, full]
     reason, remedy = said('"Odd ""name"')
-    assert (remedy, "replica identity" in str(reason)) == ('alter table public."Odd ""name" replica identity full;', True)
+    assert (remedy, "replica identity" in str(reason)) == (
+        'alter table public."Odd ""name" replica identity full;',
+        True,
+    )
     assert (said("filtered")[0] is not None) == filters
     assert said("filtered")[1] is None
     blue.execute(full)
