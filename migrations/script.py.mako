@@ -11,14 +11,18 @@ down_revision = ${repr(down_revision)}
 branch_labels = None
 depends_on = None
 
-# Of these files, the texts that the revisions before this one install have to be
-# in retired/ first, see README.md.
-FILES: tuple[str, ...] = ()
+# The texts that the revision before installs have to be in retired/ first, see README.md.
+CHANGED: tuple[str, ...] = ()
+ADDED: tuple[str, ...] = ()
+FILES = (*CHANGED, *ADDED, "rights.sql")
 
 
 def upgrade(op: Operations) -> None:
-    schema.apply(op, revision, FILES)
+    schema.replace(op, down_revision, revision, CHANGED)
+    schema.apply(op, revision, (*ADDED, "rights.sql"))
 
 
 def downgrade(op: Operations) -> None:
-    schema.drop(op, revision, FILES)
+    schema.drop(op, revision, ADDED)
+    schema.replace(op, revision, down_revision, CHANGED)
+    schema.apply(op, down_revision, ("rights.sql",))

@@ -1,4 +1,4 @@
--- reaper_version: version of this SQL interface; a driver works with exactly the one it knows.
+-- reaper_version: version of this SQL interface, two numbers; migrations/README.md says which drivers fit it.
 create function pgreaper.reaper_version()
 returns text
 language sql

@@ -20,17 +20,20 @@ from pgreaper import schema
 revision = "0002"
 down_revision = "0001"
 
-FILES = ("functions/reaper_version.sql", "functions/_next_release.sql", "rights.sql")
+CHANGED = ("functions/reaper_version.sql",)
+ADDED = ("functions/_next_release.sql",)
+FILES = (*CHANGED, *ADDED, "rights.sql")
 
 
 def upgrade(op):
-    schema.drop(op, "0001", ("functions/reaper_version.sql",))
-    schema.apply(op, revision, FILES)
+    schema.replace(op, "0001", revision, CHANGED)
+    schema.apply(op, revision, (*ADDED, "rights.sql"))
 
 
 def downgrade(op):
-    schema.drop(op, revision, FILES)
-    schema.apply(op, "0001", ("functions/reaper_version.sql", "rights.sql"))
+    schema.drop(op, revision, ADDED)
+    schema.replace(op, revision, "0001", CHANGED)
+    schema.apply(op, "0001", ("rights.sql",))
 """
 
 
