@@ -16,6 +16,9 @@ and with ``--sql``.  The host's ``alembic_version`` is left alone; ours is
 The import stands inside the function, because Alembic loads every revision for every
 command: a host that has removed the package later can still run the others.
 
+Policies may be registered in a revision too (``select pgreaper.reaper_register(...)``), but a value that the
+host adds to an enum can only be named once it is committed, not in the same ``alembic upgrade``.
+
 With ``include_schemas=True`` in the host's ``env.py``, give its ``context.configure``
 our :func:`include_name`, so that autogenerate does not want to drop our tables.
 """

@@ -148,10 +148,18 @@ def test_c101_an_autocommit_block_is_refused(host: Host, empty_dsn: str):
 def test_c044_a_new_enum_value_in_the_same_upgrade(host: Host, empty_dsn: str):
     """The host adds 'expired' to its enum and installs us in one transaction: no text of ours uses the value."""
     host.revision(HOLDS)
+    # Committed: a value of a type that was created in the same transaction may be used at once.
+    host.succeed("upgrade", "heads")
     host.revision("op.execute(\"alter type st add value 'expired'\")")
     host.revision(INSTALL, REMOVE)
+    used = host.revision("op.execute(\"select 'expired'::st\")")
 
-    host.succeed("upgrade", "head")
+    trap = host.alembic("upgrade", "heads")
+    assert "UnsafeNewEnumValueUsage" in trap.stderr, "the case is real"
+    assert versions(empty_dsn) == (["host1"], [])
+
+    (host.folder / "alembic" / "versions" / f"{used}.py").unlink()
+    host.succeed("upgrade", "heads")
 
     assert versions(empty_dsn) == (["host3"], ["0001"])
     with psycopg.connect(empty_dsn, autocommit=True) as connection:
@@ -161,6 +169,23 @@ def test_c044_a_new_enum_value_in_the_same_upgrade(host: Host, empty_dsn: str):
         )
         connection.execute("call pgreaper.reaper_sweep('holds')")
         assert connection.execute("select status::text from holds").fetchall() == [("expired",)]
+
+
+def test_c044_a_policy_may_not_name_the_value_before_it_is_committed(host: Host, empty_dsn: str):
+    """Registered by the host in that very upgrade: the words say what to do, and nothing of the upgrade stays."""
+    host.revision(HOLDS)
+    host.revision(INSTALL, REMOVE)
+    host.succeed("upgrade", "heads")
+    host.revision("op.execute(\"alter type st add value 'expired'\")")
+    host.revision(
+        "op.execute(\"select pgreaper.reaper_register('holds', 'holds', 'expires_at', 'status',"
+        " '{held}', 'expired', 'me')\")"
+    )
+
+    refused = host.alembic("upgrade", "heads")
+
+    assert "New enum values must be committed before they can be used." in refused.stderr
+    assert versions(empty_dsn) == (["host2"], ["0001"])
 
 
 METADATA = """\
