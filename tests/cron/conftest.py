@@ -89,7 +89,9 @@ class CronServer:
             "select datname from pg_database where datname not in ('postgres', 'template0', 'template1', %s)", TEMPLATE
         ):
             self.run(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
-        for (name,) in self.run("select rolname from pg_roles where rolname not like 'pg\\_%' and rolname <> 'postgres'"):
+        for (name,) in self.run(
+            "select rolname from pg_roles where rolname not like 'pg\\_%' and rolname <> 'postgres'"
+        ):
             self.run(sql.SQL("drop owned by {0} cascade").format(sql.Identifier(name)))
             self.run(sql.SQL("drop role {0}").format(sql.Identifier(name)))
 

@@ -105,7 +105,7 @@ def test_c080_ten_runs_at_once(each_mode, shop):
 
 
 def test_c080_sixty_runs_that_pg_cron_has_queued(db, holds):
-    """Back to back with nothing due: no transaction id, and of 20,000 holds only the first entry of the index is read."""
+    """Back to back with nothing due: no transaction id, and of 20,000 holds only the index's first entry is read."""
     holds.ahead(20_000)
     holds.register()
     db.execute("alter table holds set (autovacuum_enabled = off)")
