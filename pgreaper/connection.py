@@ -18,7 +18,9 @@ from typing import Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from pgreaper import lookup
 from pgreaper.errors import DatabaseUnavailable, InvalidInput
+from pgreaper.statement import qualified
 from pgreaper.text import one_line
 
 # A lost network is noticed within a lease of the default length (one minute).
@@ -39,6 +41,8 @@ _FULL = re.compile(
     re.IGNORECASE,
 )
 _REFUSED = re.compile(r"unsupported startup parameter(?: in options)?: ?(\w+)")
+# Seconds that a name's lookup may take where no connect_timeout is in force.
+_LOOKUP_LIMIT: Final = 60.0
 OPTION: Final = "--database-url"
 VARIABLES: Final = ("PGREAPER_DATABASE_URL", "DATABASE_URL")
 
@@ -153,6 +157,7 @@ def connect(address: Address, *, name: str | None = None) -> Connection:
         if not (variable and os.environ.get(variable)):
             parameters[keyword] = value
     parameters.update(address.parameters)
+    parameters |= _looked_up(address, parameters)
     options = address.parameters.get("options", os.environ.get("PGOPTIONS", ""))
     try:
         connection = _open(address, parameters)
@@ -167,6 +172,16 @@ def connect(address: Address, *, name: str | None = None) -> Connection:
             connection.close()
             raise
     return connection
+
+
+def _looked_up(address: Address, parameters: Mapping[str, str]) -> dict[str, str]:
+    """The host's name and its addresses, looked up where a signal can interrupt it."""
+    limit = parameters.get("connect_timeout") or os.environ.get("PGCONNECT_TIMEOUT") or ""
+    try:
+        return lookup.addresses(parameters, float(limit) if limit.isdigit() and int(limit) > 0 else _LOOKUP_LIMIT)
+    except lookup.NotResolved as error:
+        trouble = one_line(address.conceal(str(error)))
+    raise Unreachable(f"the database cannot be reached: {trouble}", hint=_advice(address), waiting=False)
 
 
 def _open(address: Address, parameters: dict[str, str]) -> Connection:
@@ -211,10 +226,12 @@ def _not_in_force(connection: Connection, wanted: Mapping[str, str]) -> dict[str
     try:
         # Two statements: what set_config changes must not be what current_setting reads.
         there = connection.execute(
-            "select n.name, current_setting(n.name, true) from unnest(%s::text[]) as n (name)", [names]
+            qualified("select n.name, current_setting(n.name, true) from unnest(%s::text[]) as n (name)"), [names]
         ).fetchall()
         asked = connection.execute(
-            "select n.name, set_config(n.name, n.value, true) from unnest(%s::text[], %s::text[]) as n (name, value)",
+            # unnest() with several arguments is grammar: the server's own, and takes no schema.
+            "select n.name, pg_catalog.set_config(n.name, n.value, true)"
+            " from unnest(%s::pg_catalog.text[], %s::pg_catalog.text[]) as n (name, value)",
             [names, list(wanted.values())],
         ).fetchall()
     except psycopg.OperationalError:
