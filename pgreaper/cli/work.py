@@ -1,10 +1,10 @@
 """``pgreaper work``: the command of a cron job, a CronJob or a daemon."""
 
+import errno
 import os
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +147,15 @@ class _Screen:
         self._expected: int | None = None
 
     def log(self, line: str) -> None:
-        # Nobody listens any more: the terminal is gone, the disk full.  That must not stop the work.
-        with self._lock, suppress(OSError):
-            self._erase()
-            click.echo(f"pgreaper: {one_line(line)}", err=True)
+        with self._lock:
+            try:
+                self._erase()
+                click.echo(f"pgreaper: {one_line(line)}", err=True)
+            except OSError as error:
+                # That must not stop the work.  A full disk may have room again; a terminal or a pipe that is gone
+                # stays so, and what is left in the buffer would spoil the exit code.
+                if error.errno != errno.ENOSPC:
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def clear(self) -> None:
         with self._lock:
