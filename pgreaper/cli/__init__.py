@@ -77,6 +77,12 @@ class _Group(click.Group):
             raise _Usage(f"there is no command {one_line(args[0])!r}", hint)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderGone from None  # click would make a failure of it
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))
         for section in dict.fromkeys(entry.section for entry in COMMANDS.values()):
@@ -84,6 +90,10 @@ class _Group(click.Group):
                 formatter.write_dl(
                     [(name.ljust(width), e.help) for name, e in COMMANDS.items() if e.section == section]
                 )
+
+
+class _ReaderGone(Exception):
+    """Nobody reads stdout any more."""
 
 
 class _Usage(click.UsageError):
@@ -108,13 +118,22 @@ def cli(ctx: click.Context) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code; nothing but one ``error:`` line tells of a failure."""
-    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        code = _main(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+    except (BrokenPipeError, _ReaderGone):
+        # The reader has gone, as `| head` does; keep Python from complaining about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code
+
+
+def _main(arguments: list[str]) -> int:
     harden()
     # What psycopg thinks worth a warning (a rollback that came too late) is told by us, or not worth telling.
     logging.getLogger("psycopg").addHandler(logging.NullHandler())
     try:
         result = cli.main(args=arguments, prog_name="pgreaper", standalone_mode=False)
-        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except ReaperError as error:
         return _fail(arguments, error.message, error.hint, error.exit_code, error.code, error)
@@ -129,10 +148,8 @@ def main(argv: list[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("", err=True)
         return 130
-    except BrokenPipeError:
-        # The reader has gone, as `| head` does; keep Python from complaining about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except (BrokenPipeError, _ReaderGone):
+        raise
     except Exception as error:  # noqa: BLE001  the last line of defence: no traceback reaches a user
         return _unexpected(arguments, error)
 
@@ -168,10 +185,26 @@ def _fail(arguments: list[str], message: str, hint: str | None, exit_code: int, 
     if "--json" in arguments:
         from pgreaper.cli.common import emit
 
-        command = next((a for a in arguments if a in COMMANDS), None)
+        command = _named(arguments)
         failure = {"code": code, "message": message, "hint": hint, "sqlstate": getattr(error, "sqlstate", None)}
         emit(command, error=failure, exit_code=exit_code)
     return exit_code
+
+
+def _named(arguments: list[str]) -> str | None:
+    """The command's full name, as its document has it: ``dead list``."""
+    command: click.Command = cli
+    words: list[str] = []
+    for word in arguments:
+        if not isinstance(command, click.Group):
+            break
+        if not word.startswith("-"):
+            below = command.get_command(click.Context(command), word)
+            if below is None:
+                break
+            words.append(word)
+            command = below
+    return " ".join(words) or None
 
 
 def _show_traceback(error: BaseException) -> None:
