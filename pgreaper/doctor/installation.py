@@ -301,20 +301,23 @@ def _create(index: str) -> str:
 
 def _same_view(look: Look, view: str, query: str, options: bool) -> bool:  # noqa: FBT001
     """Whether the view has the columns, the types and the plan of the query in its file."""
-    with look.reading():
-        found = look.rows(
-            "select c.reloptions is not null as options from pg_catalog.pg_class as c"
-            " where c.relnamespace = 'pgreaper'::regnamespace and c.relname = %(view)s and c.relkind = 'v'",
-            view=view,
-        )
-        if not found or found[0].options is not options:
+    try:
+        with look.reading():
+            found = look.rows(
+                "select c.reloptions is not null as options from pg_catalog.pg_class as c"
+                " where c.relnamespace = 'pgreaper'::regnamespace and c.relname = %(view)s and c.relkind = 'v'",
+                view=view,
+            )
+            return (
+                bool(found)
+                and found[0].options is options
+                and _meaning(look, query) == _meaning(look, f"select * from pgreaper.{view}")  # noqa: S608  our own name
+            )
+    except psycopg.Error as error:
+        # Class 42: one of the two does not fit the schema, or the view selects from itself.
+        if error.sqlstate and error.sqlstate.startswith("42") and error.sqlstate != "42501":
             return False
-        try:
-            return _meaning(look, query) == _meaning(look, f"select * from pgreaper.{view}")  # noqa: S608  our own name
-        except psycopg.errors.UndefinedObject:
-            return False
-        except (psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
-            return False
+        raise
 
 
 def _meaning(look: Look, query: str) -> tuple[list[tuple[str, int]], list[str]]:

@@ -52,6 +52,7 @@ class Target:
     bytes: int = 0
     fragments: Row | None = None
     passive: bool = False
+    denied: str | None = None
 
     @property
     def limits(self) -> Limits:
@@ -127,7 +128,7 @@ def prepare(target: Target) -> Iterator[Finding]:
         target.kind, target.bytes = relation.kind, relation.bytes
     broken = list(_columns(target))
     yield from broken
-    if broken:
+    if any(finding.level == ERROR for finding in broken):
         return
     try:
         with look.reading():
@@ -156,8 +157,11 @@ def prepare(target: Target) -> Iterator[Finding]:
         )  # fmt: skip
     except psycopg.errors.InsufficientPrivilege as error:
         # Row level security speaks in pgreaper's own words; a missing right is told by its own check.
+        target.fragments = None
         if "row level security" in (error.diag.message_primary or ""):
             yield from _hidden(target, [look.facts.role])
+        else:
+            target.denied = translate(error).message
     except psycopg.Error as error:
         if translate(error).exit_code == 75:
             raise
@@ -256,6 +260,7 @@ def rights(target: Target) -> Iterator[Finding]:
     """Every role that works may read and write what the policy needs, and sees all rows."""
     with target.look.reading():
         roles = target.look.rows(_WORKERS, oid=target.oid, read=target.read, written=target.written)
+    lacking: set[str] = set()
     for r in roles:
         statements: list[str] = []
         if not r.usage:
@@ -268,6 +273,7 @@ def rights(target: Target) -> Iterator[Finding]:
         if wanted:
             statements.append(f"grant {', '.join(wanted)} on {target.table} to {name(r.role)};")
         if statements:
+            lacking.add(r.role)
             lacks = [
                 "usage of schema " + visible(r.schema) if not r.usage else "",
                 f"select ({', '.join(map(visible, r.unread))})" if r.unread else "",
@@ -279,6 +285,13 @@ def rights(target: Target) -> Iterator[Finding]:
             )  # fmt: skip
     if hidden := [r.role for r in roles if r.secured and not r.bypasses]:
         yield from _hidden(target, hidden)
+    if target.denied is not None and lacking.isdisjoint({target.look.facts.role}):
+        works = target.look.facts.role in {r.role for r in roles}
+        yield target.finding(
+            "target-broken" if works else "unchecked", ERROR if works else NOTE,
+            f"{target.table} cannot be read as {visible(target.look.facts.role)}: {target.denied}",
+            advice="Grant it to the role." if works else "Look again as a role with more rights to know.",
+        )  # fmt: skip
 
 
 def _hidden(target: Target, roles: list[str]) -> Iterator[Finding]:
@@ -296,6 +309,8 @@ def _hidden(target: Target, roles: list[str]) -> Iterator[Finding]:
 
 def index(target: Target) -> Iterator[Finding]:
     """Due holds come from an index, in the order of their deadlines."""
+    if target.fragments is None:
+        return
     policy = _record(target.policy)
     with target.look.reading():
         advice = index_advice(target.look.connection, policy)
@@ -340,9 +355,11 @@ def index(target: Target) -> Iterator[Finding]:
             "  join pg_attribute as a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]"
             " where i.indrelid = %(oid)s::bigint::oid and i.indisvalid and not i.indisunique"
             "   and a.attname = %(deadline)s"
-            "   and exists (select from pgreaper.transitions as t where t.policy_id = %(id)s)"
+            "   and exists (select from pg_index as j join pg_stat_all_indexes as u on u.indexrelid = j.indexrelid"
+            "                where j.indrelid = i.indrelid and j.indkey[0] = i.indkey[0]"
+            "                  and j.indexrelid <> i.indexrelid and j.indisvalid and u.idx_scan > 0)"
             " order by 1, 2",
-            oid=target.oid, deadline=target.policy.deadline_column, id=target.policy.policy_id,
+            oid=target.oid, deadline=target.policy.deadline_column,
         )  # fmt: skip
     if scanned and advice.serving and target.bytes > target.limits.scan:
         yield from _scan(target, [row.name for row in off])
@@ -361,7 +378,7 @@ def index(target: Target) -> Iterator[Finding]:
             "index-unused", NOTE,
             f"index {full} ({size(i.bytes)}) begins with the deadline and was never used"
             + (f" since {i.since}" if i.since else "")
-            + ", while holds expired by another one",
+            + ", while another one that does was",
             subject=full, sql=(f"drop index concurrently {full};",), advice="Unless a replica uses it.",
         )  # fmt: skip
 
@@ -684,7 +701,7 @@ def _locked(target: Target) -> Iterator[Finding]:
         found = target.look.rows(
             target.statement(
                 "select l.pid, a.usename::text as role, a.application_name as application, a.state, count(*) as holds,"
-                " extract(epoch from clock_timestamp() - a.xact_start)::float8 as age"
+                " max(extract(epoch from clock_timestamp() - a.xact_start))::float8 as age"
                 "  from (select h.xmax from {relation} as h where {held} and {due}"
                 "         order by {deadline_order} limit 1000) as h"
                 "  join pg_locks as l on l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and l.granted"
@@ -692,7 +709,7 @@ def _locked(target: Target) -> Iterator[Finding]:
                 "  left join pg_stat_activity as a on a.pid = l.pid"
                 " where l.pid is not null and a.application_name not like 'pgreaper/%'"
                 "   and clock_timestamp() - a.xact_start >= make_interval(secs => {seconds})"
-                " group by 1, 2, 3, 4, 6 order by holds desc limit 5",
+                " group by 1, 2, 3, 4 order by holds desc limit 5",
                 seconds=target.limits.lock.total_seconds(),
             )
         )

@@ -54,7 +54,7 @@ def node(look: Look) -> Iterator[Finding]:
         yield Finding(
             "read-only", ERROR, None, look.facts.role,
             "default_transaction_read_only is on for this role, so nothing can be expired",
-            **_set(look, "default_transaction_read_only", "off"),
+            **_writable(_set(look, "default_transaction_read_only", "off")),
         )  # fmt: skip
 
 
@@ -280,6 +280,13 @@ def _set(look: Look, setting: str, value: str) -> "_Remedy":
         }
     where = f"alter role {name(look.facts.role)} in database {name(look.facts.database)}"
     return {"sql": (f"{where} set {setting} = {literal(value)};",)}
+
+
+def _writable(remedy: _Remedy) -> _Remedy:
+    """The same where the session that runs it may be read-only as well."""
+    if "sql" in remedy:
+        remedy["sql"] = ("set default_transaction_read_only = off;", *remedy["sql"])
+    return remedy
 
 
 CHECKS = (node, isolation, timeouts, superuser, pooler, clock, autovacuum, snapshots, scheduled)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from pgreaper.cli import main
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Run = Callable[..., "Result"]
 
@@ -67,3 +68,76 @@ def paste(dsn: str) -> Callable[..., None]:
             assert done.returncode == 0, done.stderr
 
     return paste
+
+
+class Doctor:
+    """The doctor on this test's database; findings by their code."""
+
+    def __init__(self, run: Run, paste: Callable[..., None]) -> None:
+        self.run = run
+        self._paste = paste
+
+    def look(self, *policies: str, url: str | None = None) -> list[dict[str, Any]]:
+        """What is found; the exit code is checked against the levels."""
+        result = self.run("doctor", "--json", *policies, **({"url": url} if url else {}))
+        report = result.json
+        assert "error" not in report, report
+        wrong = [f for f in report["findings"] if f["level"] != "note"]
+        assert (result.code, report["exit_code"], report["healthy"]) == ((3, 3, False) if wrong else (0, 0, True))
+        findings: list[dict[str, Any]] = report["findings"]
+        return findings
+
+    def codes(self, *policies: str, url: str | None = None) -> list[str]:
+        """The codes of what is found, but for what every look of a superuser finds."""
+        return sorted(
+            f["code"] for f in self.look(*policies, url=url) if (f["code"], f["level"]) != ("superuser", "note")
+        )
+
+    def only(self, code: str, *, level: str, url: str | None = None) -> dict[str, Any]:
+        """The one finding of this code, of this level."""
+        found = [f for f in self.look(url=url) if f["code"] == code and (code, f["level"]) != ("superuser", "note")]
+        assert [f["level"] for f in found] == [level], self.look(url=url)
+        return found[0]
+
+    def heal(self, code: str, *, level: str, url: str | None = None, admin: str | None = None) -> dict[str, Any]:
+        """The finding of this code, after its remedy was pasted and it has gone."""
+        finding = self.only(code, level=level, url=url)
+        self._paste(finding, **({"url": admin or url} if admin or url else {}))
+        assert code not in self.codes(url=url)
+        return finding
+
+
+@pytest.fixture
+def doctor(run: Run, paste: Callable[..., None]) -> Doctor:
+    return Doctor(run, paste)
+
+
+@pytest.fixture
+def worker(db: psycopg.Connection[Any], dsn: str) -> Iterator[tuple[str, str]]:
+    """A role with what a worker needs, and no more; its name and URL.  See grant_worker."""
+    role = f"{db.info.dbname}_worker"
+    db.execute(sql.SQL("create role {} login").format(sql.Identifier(role)))
+    yield role, make_url(dsn, role)
+    db.execute(sql.SQL("drop owned by {r}; drop role {r}").format(r=sql.Identifier(role)))
+
+
+def make_url(dsn: str, role: str) -> str:
+    """The same database as another role."""
+    before, _, rest = dsn.partition("//")
+    return f"{before}//{role}@{rest.partition('@')[2]}"
+
+
+def grant_worker(db: psycopg.Connection[Any], role: str, *columns: str, table: str = "holds") -> None:
+    """By hand what reaper_grant does, and the columns of the target."""
+    r = sql.Identifier(role)
+    for statement in (
+        "grant usage on schema pgreaper to {r}",
+        "grant execute on all routines in schema pgreaper to {r}",
+        "grant select, insert, update, delete on all tables in schema pgreaper to {r}",
+        "revoke insert, update, delete on pgreaper.policies from {r}",
+        "grant usage on all sequences in schema pgreaper to {r}",
+    ):
+        db.execute(sql.SQL(statement).format(r=r))
+    if columns:
+        names = sql.SQL(", ").join(map(sql.Identifier, columns))
+        db.execute(sql.SQL("grant select, update ({c}) on {t} to {r}").format(c=names, t=sql.Identifier(table), r=r))
