@@ -46,6 +46,7 @@ from pgreaper.errors import (
     WrongTransaction,
     translate,
 )
+from pgreaper.statement import qualified
 
 if TYPE_CHECKING:
     from pgreaper.records import (
@@ -369,7 +370,7 @@ class Reaper:
             Failure(*row)
             for row in self._query(
                 "select kind, error_class, sqlstate, constraint_name, count(*) from pgreaper.events"
-                " where token = %s::uuid and kind in ('retry', 'dead-letter')"
+                " where token = %s::uuid and kind = any('{retry,dead-letter}')"
                 " group by kind, error_class, sqlstate, constraint_name order by count(*) desc, error_class",
                 token,
             )
@@ -504,7 +505,7 @@ class Reaper:
                 " (select %s::text, %s::text, %s::text, %s::interval) as f (policy, key, error_class, older_than)"
                 " where (f.policy is null or d.policy = f.policy) and (f.key is null or d.key = f.key)"
                 " and (f.error_class is null or d.error_class = f.error_class)"
-                " and (f.older_than is null or d.died_at <= clock_timestamp() - f.older_than)"
+                " and (f.older_than is null or d.died_at <= (clock_timestamp() - f.older_than))"
                 " order by d.died_at desc, d.policy, d.key limit %s::bigint",
                 policy, key, error_class, older_than, limit,
             )
@@ -607,8 +608,9 @@ class Reaper:
         rows = self._query(
             # The condition on cursors costs nothing; what the view adds is only asked of who fails.
             "select s.policy, s.reason from pgreaper.status as s"
-            " where s.policy in (select p.name from pgreaper.policies as p join pgreaper.cursors as c using (policy_id)"
-            "                     where c.failing_at is not null and p.name = any(%s::text[]))"
+            " where s.policy = any (select p.name from pgreaper.policies as p"
+            "                        join pgreaper.cursors as c on c.policy_id = p.policy_id"
+            "                       where c.failing_at is not null and p.name = any(%s::text[]))"
             "   and s.state = 'suspended' order by s.policy",
             list(policies),
         )
@@ -622,7 +624,7 @@ class Reaper:
             with self._settled(), psycopg.Cursor(self.connection, row_factory=tuple_row) as cursor:
                 for oid, loader in _LOADERS:
                     cursor.adapters.register_loader(oid, loader)
-                cursor.execute(sql, parameters or None, prepare=False, binary=True)
+                cursor.execute(qualified(sql), parameters or None, prepare=False, binary=True)
                 return cursor.fetchall()
         except psycopg.Error as error:
             failure = translate(error, None if self.connection.closed else self.connection.info.dbname)

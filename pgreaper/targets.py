@@ -7,6 +7,7 @@ does not matter.  Whether an index serves is the planner's word, not a guess fro
 catalog: partial predicates, partitions and views need no rules of our own.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 
 from pgreaper.records import Policy
+from pgreaper.statement import qualified
 from pgreaper.text import quoted
 
 
@@ -34,7 +36,8 @@ def index_advice(connection: "psycopg.Connection[Any]", policy: Policy) -> Index
     with connection.cursor(row_factory=tuple_row) as cursor:
         relation = _regclass(policy)
         cursor.execute(
-            "select c.relkind::text from pg_catalog.pg_class as c where c.oid = %s::text::regclass", [relation]
+            qualified("select c.relkind::text from pg_catalog.pg_class as c where c.oid = %s::text::regclass"),
+            [relation],
         )
         (kind,) = cursor.fetchone() or ("r",)
         used = _indexes_in_order(connection, policy)
@@ -45,8 +48,10 @@ def index_advice(connection: "psycopg.Connection[Any]", policy: Policy) -> Index
             return IndexAdvice([], [_create(base, policy)] if base else [], view=True)
         if kind == "p":
             cursor.execute(
-                "select t.relid::regclass::text from pg_catalog.pg_partition_tree(%s::text::regclass) as t"
-                " where t.isleaf",
+                qualified(
+                    "select t.relid::regclass::text from pg_catalog.pg_partition_tree(%s::text::regclass) as t"
+                    " where t.isleaf"
+                ),
                 [relation],
             )
             leaves = [_create(leaf, policy) for (leaf,) in cursor.fetchall()]
@@ -86,12 +91,12 @@ def _explain(
         if prefer_index:
             # A small table would be scanned whatever indexes it has.  Ends with this transaction.
             for name in ("enable_seqscan", "enable_bitmapscan", "enable_sort"):
-                cursor.execute("select set_config(%s, 'off', true)", [name])
+                cursor.execute("select pg_catalog.set_config(%s, 'off', true)", [name])
         cursor.execute(
             sql.SQL("explain (format json) select h.{} from {} as h where {} and {}{}").format(
                 sql.Identifier(policy.deadline_column),
                 sql.Identifier(policy.target_schema, policy.target_table),
-                _held(policy),
+                _held(cursor, policy),
                 _due(cursor, policy),
                 rest,
             ),
@@ -109,39 +114,59 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _nodes(child)
 
 
-def _held(policy: Policy) -> sql.Composable:
+def _held(cursor: "psycopg.Cursor[Any]", policy: Policy) -> sql.Composable:
     if policy.status_column is None or policy.held is None:
         return sql.SQL("h.{} is null").format(sql.Identifier(policy.stamp_column or ""))
-    states = sql.SQL(", ").join(sql.Literal(state) for state in policy.held)
-    return sql.SQL("h.{} in ({})").format(sql.Identifier(policy.status_column), states)
+    cursor.execute(
+        qualified(
+            "select pgreaper._equals(a.atttypid) from pg_catalog.pg_attribute as a"
+            " where a.attrelid = %s::text::regclass and a.attname = %s::text"
+        ),
+        [_regclass(policy), policy.status_column],
+    )
+    (equals,) = cursor.fetchone() or ("=",)
+    quoted_states = ",".join('"' + re.sub(r'(["\\])', r"\\\1", state) + '"' for state in policy.held)
+    return sql.SQL("h.{} {} {}").format(
+        sql.Identifier(policy.status_column),
+        sql.SQL(equals),  # ours: quoted where it comes from
+        sql.Literal(policy.held[0])
+        if len(policy.held) == 1
+        else sql.SQL("any ({})").format(sql.Literal(f"{{{quoted_states}}}")),
+    )
 
 
 def _due(cursor: "psycopg.Cursor[Any]", policy: Policy) -> sql.Composable:
     cursor.execute(
-        "select a.atttypid::regtype::text from pg_catalog.pg_attribute as a"
-        " where a.attrelid = %s::text::regclass and a.attname = %s::text",
+        qualified(
+            "select a.atttypid::regtype::text from pg_catalog.pg_attribute as a"
+            " where a.attrelid = %s::text::regclass and a.attname = %s::text"
+        ),
         [_regclass(policy), policy.deadline_column],
     )
     (kind,) = cursor.fetchone() or ("",)
     column, zone = sql.Identifier(policy.deadline_column), sql.Literal(policy.zone)
     if kind == "timestamp with time zone":
-        return sql.SQL("h.{} <= now()").format(column)
+        return sql.SQL("h.{} operator(pg_catalog.<=) pg_catalog.now()").format(column)
     if kind == "date":
-        return sql.SQL("h.{} < (now() at time zone {})::date").format(column, zone)
-    return sql.SQL("h.{} <= (now() at time zone {})").format(column, zone)
+        return sql.SQL("h.{} operator(pg_catalog.<) (pg_catalog.now() at time zone {})::pg_catalog.date").format(
+            column, zone
+        )
+    return sql.SQL("h.{} operator(pg_catalog.<=) (pg_catalog.now() at time zone {})").format(column, zone)
 
 
 def _base_table(cursor: "psycopg.Cursor[Any]", view: str, policy: Policy) -> str | None:
     """The table that a simple view takes its deadline from, when only one can be meant."""
     cursor.execute(
-        "select distinct d.refobjid::regclass::text"
-        "  from pg_catalog.pg_rewrite as w"
-        "  join pg_catalog.pg_depend as d on d.classid = 'pg_rewrite'::regclass and d.objid = w.oid"
-        "   and d.refclassid = 'pg_class'::regclass and d.refobjsubid > 0"
-        "  join pg_catalog.pg_class as c on c.oid = d.refobjid and c.relkind = 'r'"
-        "  join pg_catalog.pg_attribute as a on a.attrelid = c.oid and a.attnum = d.refobjsubid"
-        " where w.ev_class = %s::text::regclass and a.attname in (%s::text, %s::text)"
-        " group by d.refobjid having count(distinct a.attname) = %s::integer",
+        qualified(
+            "select distinct d.refobjid::regclass::text"
+            "  from pg_catalog.pg_rewrite as w"
+            "  join pg_catalog.pg_depend as d on d.classid = 'pg_catalog.pg_rewrite'::regclass and d.objid = w.oid"
+            "   and d.refclassid = 'pg_catalog.pg_class'::regclass and d.refobjsubid > 0"
+            "  join pg_catalog.pg_class as c on c.oid = d.refobjid and c.relkind = 'r'"
+            "  join pg_catalog.pg_attribute as a on a.attrelid = c.oid and a.attnum = d.refobjsubid"
+            " where w.ev_class = %s::text::regclass and (a.attname = %s::text or a.attname = %s::text)"
+            " group by d.refobjid having count(distinct a.attname) = %s::integer"
+        ),
         [view, policy.deadline_column, policy.status_column or policy.stamp_column,
          1 if policy.deadline_column == (policy.status_column or policy.stamp_column) else 2],
     )  # fmt: skip

@@ -45,6 +45,8 @@
 -- Policies, and the target as SQL.
 \ir functions/_require_writable.sql
 \ir functions/_policy.sql
+\ir functions/_type_name.sql
+\ir functions/_equals.sql
 \ir functions/_key_part.sql
 \ir functions/_target.sql
 \ir functions/_table_lock.sql

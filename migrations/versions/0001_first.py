@@ -40,6 +40,8 @@ FILES: tuple[str, ...] = (
     "functions/_count_events.sql",
     "functions/_require_writable.sql",
     "functions/_policy.sql",
+    "functions/_type_name.sql",
+    "functions/_equals.sql",
     "functions/_key_part.sql",
     "functions/_target.sql",
     "functions/_table_lock.sql",

@@ -13,6 +13,7 @@ from pgreaper.cli.common import BATCH, INTEGER, common_options, database, docume
 from pgreaper.errors import InvalidInput, ReaperError, RegistrationRefused
 from pgreaper.records import Change, Policy
 from pgreaper.render import Column, show_facts, show_line, show_table
+from pgreaper.statement import qualified
 from pgreaper.targets import IndexAdvice, index_advice
 from pgreaper.text import duration, quoted, visible
 
@@ -152,7 +153,7 @@ def _blame_interval(reaper: Reaper, options: dict[str, Any]) -> None:
     for name in _INTERVALS:
         try:
             with reaper.connection.transaction():
-                reaper.connection.execute("select %s::text::interval", [options[name]])
+                reaper.connection.execute(qualified("select %s::text::interval"), [options[name]])
         except psycopg.DataError:
             raise InvalidInput(
                 f"--{name.replace('_', '-')} {visible(options[name])} is not an interval",
@@ -188,8 +189,10 @@ def _resolve(connection: "psycopg.Connection[Any]", table: str) -> str:
                 raise psycopg.DataError
             with connection.transaction():
                 cursor.execute(
-                    "select n.nspname::text, c.relname::text from pg_catalog.pg_class as c"
-                    " join pg_catalog.pg_namespace as n on n.oid = c.relnamespace where c.oid = to_regclass(%s::text)",
+                    qualified(
+                        "select n.nspname::text, c.relname::text from pg_catalog.pg_class as c join"
+                        " pg_catalog.pg_namespace as n on n.oid = c.relnamespace where c.oid = to_regclass(%s::text)"
+                    ),
                     [table],
                 )
                 found = cursor.fetchone()
@@ -201,11 +204,13 @@ def _resolve(connection: "psycopg.Connection[Any]", table: str) -> str:
         if found is not None:
             return ".".join(map(quoted, found))
         cursor.execute(
-            "select n.nspname::text, c.relname::text, n.nspname = any (current_schemas(false))"
-            "  from pg_catalog.pg_class as c join pg_catalog.pg_namespace as n on n.oid = c.relnamespace"
-            " where c.relkind in ('r', 'p', 'v') and n.nspname !~ '^pg_'"
-            "   and n.nspname not in ('information_schema', 'pgreaper')"
-            " order by 3 desc, 1, 2 limit 20000"
+            qualified(
+                "select n.nspname::text, c.relname::text, n.nspname = any (current_schemas(false))"
+                "  from pg_catalog.pg_class as c join pg_catalog.pg_namespace as n on n.oid = c.relnamespace"
+                " where c.relkind = any ('{r,p,v}') and n.nspname !~ '^pg_'"
+                "   and n.nspname <> all ('{information_schema,pgreaper}')"
+                " order by 3 desc, 1, 2 limit 20000"
+            )
         )
         raise RegistrationRefused(
             f"there is no table {visible(table)}", hint=_meant(table, cursor.fetchall()), sqlstate="RP003"

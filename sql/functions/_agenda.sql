@@ -13,7 +13,8 @@
 create function pgreaper._agenda(
   policies text[] default null,
   without text[] default '{}',
-  rescan text[] default '{}'
+  rescan text[] default '{}',
+  search_path text default pg_catalog.current_setting('search_path')
 )
 returns table (policy text, batch integer, wait double precision, cost double precision)
 language plpgsql
@@ -21,6 +22,7 @@ volatile
 security invoker
 set lock_timeout = '200ms'
 set jit = off
+set search_path = pg_catalog, pg_temp
 as $function$
 declare
   v_now constant timestamptz := pgreaper._clock();
@@ -40,7 +42,7 @@ begin
     v_began := clock_timestamp();
     if v_policy.name <> all (_agenda.without) then
       begin
-        v_next := pgreaper._look(v_policy, v_now, v_policy.name = any (_agenda.rescan));
+        v_next := pgreaper._look(v_policy, v_now, v_policy.name = any (_agenda.rescan), _agenda.search_path);
         wait := case when v_next is not null then greatest(0, extract(epoch from v_next - v_now)) end;
       exception
         when others then
@@ -53,5 +55,5 @@ begin
 end;
 $function$;
 
-comment on function pgreaper._agenda(text[], text[], text[]) is
+comment on function pgreaper._agenda(text[], text[], text[], text) is
 'For each policy, seconds until there may be work: a daemon''s one question.';

@@ -54,7 +54,9 @@ begin
 
   if target.settle then
     begin
+      perform set_config('search_path', target.search_path, true);
       set constraints all immediate;
+      perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
       v_again := pgreaper._held_again(policy, target, _attempt.clock, expired);
       v_checked := true;
       raise triggered_action_exception;

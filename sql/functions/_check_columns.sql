@@ -4,7 +4,8 @@
 --   RP003  one does not; the message names it.
 create function pgreaper._check_columns(
   class pg_catalog.pg_class,
-  policy pgreaper.policies
+  policy pgreaper.policies,
+  search_path text
 )
 returns void
 language plpgsql
@@ -98,7 +99,7 @@ begin
         raise exception 'set names the column %, which the transition writes already', quote_ident(v_column.name)
           using errcode = 'RP003', hint = 'Leave it out of set.';
       elsif policy.set_values ->> v_column.name is not null then
-        perform pgreaper._canonical(class.oid, v_column.name, policy.set_values ->> v_column.name);
+        perform pgreaper._canonical(class.oid, v_column.name, policy.set_values ->> v_column.name, _check_columns.search_path);
       elsif v_column.attnotnull then
         raise exception 'set would make the NOT NULL column %.% null', v_name, quote_ident(v_column.name) using errcode = 'RP003';
       end if;
@@ -115,5 +116,5 @@ begin
 end;
 $function$;
 
-comment on function pgreaper._check_columns(pg_catalog.pg_class, pgreaper.policies) is
+comment on function pgreaper._check_columns(pg_catalog.pg_class, pgreaper.policies, text) is
 'RP003 unless the columns of a policy exist, have types that serve, and can be written.';

@@ -22,6 +22,7 @@ security invoker
 as $function$
 declare
   v_cutoff constant timestamptz := _due.clock - policy.grace;
+  v_statement text;
   v_from timestamptz := _due.start;
   v_taken text[];
   v_failed boolean;
@@ -48,27 +49,31 @@ begin
   v_limit := _due.wanted + cardinality(v_taken);
 
   loop
-    execute format(
-      'select array_agg(s.key) filter (where s.free), array_agg(s.deadline) filter (where s.free),'
-      '       array_agg(s.hint) filter (where s.free), count(*), max(s.deadline)'
+    v_statement := format(
+      'select pg_catalog.array_agg(s.key) filter (where s.free), pg_catalog.array_agg(s.deadline) filter (where s.free),'
+      '       pg_catalog.array_agg(s.hint) filter (where s.free), pg_catalog.count(*), pg_catalog.max(s.deadline)'
       '  from (select s.*, %9$s and %10$s as free'
       '          from (select %1$s as key, %2$s as deadline, %3$s as hint'
       '                  from %4$s as h'
       '                 where %5$s and %6$s and %7$s'
       '                 order by %8$s'
       '                 limit $4) as s) as s',
-      target.key, target.deadline, case when target.plain then 'h.ctid' else 'null::tid' end,
+      target.key, target.deadline, case when target.plain then 'h.ctid' else 'null::pg_catalog.tid' end,
       target.relation, target.held, target.due,
       case when v_from is null then 'true' else target.beyond end,
       target.deadline_order,
       -- IS NOT TRUE and not NOT: the negated form is not hashed everywhere.
-      case when cardinality(v_taken) = 0 then 'true' else '(s.key = any ($3)) is not true' end,
+      case when cardinality(v_taken) = 0 then 'true' else '(s.key operator(pg_catalog.=) any ($3)) is not true' end,
       case when v_failed
            then 'not exists (select from pgreaper.failures as x'
-                ' where x.policy_id = $5 and x.key = s.key and x.deadline = s.deadline)'
-           else 'true' end)
+                ' where x.policy_id operator(pg_catalog.=) $5'
+                ' and x.key operator(pg_catalog.=) s.key and x.deadline operator(pg_catalog.=) s.deadline)'
+           else 'true' end);
+    perform set_config('search_path', target.search_path, true);
+    execute v_statement
        into v_page.keys, v_page.deadlines, v_page.hints, v_scanned, v_last
       using v_cutoff, v_from, v_taken, v_limit, policy.policy_id;
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
     v_batch.keys := v_batch.keys || v_page.keys;
     v_batch.deadlines := v_batch.deadlines || v_page.deadlines;

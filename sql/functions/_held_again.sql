@@ -15,6 +15,8 @@ volatile
 security invoker
 as $function$
 declare
+  v_cutoff constant timestamptz := _held_again.clock - policy.grace;
+  v_statement text;
   v_found boolean := false;
 begin
   if cardinality(_held_again.keys) > 0 and (not target.plain or exists (
@@ -26,10 +28,13 @@ begin
        and t.tgtype & 2 = 0
        and t.tgtype & 16 <> 0
   )) then
-    execute format('select exists (select from %s as h where %s and %s and %s)',
-      target.relation, target.matches, target.held, target.due)
+    v_statement := format('select exists (select from %s as h where %s and %s and %s)',
+      target.relation, target.matches, target.held, target.due);
+    perform set_config('search_path', target.search_path, true);
+    execute v_statement
        into v_found
-      using _held_again.clock - policy.grace, null::timestamptz, _held_again.keys;
+      using v_cutoff, null, _held_again.keys;
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
   end if;
 
   return v_found;

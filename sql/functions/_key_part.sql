@@ -6,7 +6,6 @@
 -- Returns NULL for a type whose text has no such form.
 create function pgreaper._key_part(
   type_id oid,
-  type_modifier integer,
   out encode text,
   out decode text
 )
@@ -31,18 +30,18 @@ begin
   -- %1$s is the column or the text.
   case
     when v_base = 'timestamptz'::regtype then
-      encode := $$(to_jsonb(%1$s at time zone 'UTC') #>> '{}')$$;
+      encode := $$(pg_catalog.to_jsonb(%1$s at time zone 'UTC') operator(pg_catalog.#>>) '{}')$$;
       decode := $$((%1$s)::timestamp at time zone 'UTC')$$;
     when v_base in ('timestamp'::regtype, 'date'::regtype) then
-      encode := $$(to_jsonb(%1$s) #>> '{}')$$;
-      decode := '(%1$s)::' || format_type(v_base, null);
+      encode := $$(pg_catalog.to_jsonb(%1$s) operator(pg_catalog.#>>) '{}')$$;
+      decode := '(%1$s)::' || pgreaper._type_name(v_base);
     when v_base = 'numeric'::regtype then
-      encode := 'trim_scale(%1$s)::text';
+      encode := 'pg_catalog.trim_scale(%1$s)::pg_catalog.text';
       decode := '(%1$s)::numeric';
     when v_base = 'bytea'::regtype then
       -- E: a session may have standard_conforming_strings off.
-      encode := $$(E'\\x' || encode(%1$s, 'hex'))$$;
-      decode := '(%1$s)::bytea';
+      encode := $$(E'\\x' operator(pg_catalog.||) pg_catalog.encode(%1$s, 'hex'))$$;
+      decode := '(%1$s)::pg_catalog.bytea';
     when v_base in ('real'::regtype, 'double precision'::regtype, 'money'::regtype, 'time'::regtype, 'timetz'::regtype,
                     'interval'::regtype, 'json'::regtype, 'jsonb'::regtype, 'xml'::regtype,
                     'regclass'::regtype, 'regcollation'::regtype, 'regconfig'::regtype, 'regdictionary'::regtype,
@@ -52,11 +51,11 @@ begin
       encode := null;
       decode := null;
     else
-      encode := '%1$s::text';
-      decode := '(%1$s)::' || format_type(_key_part.type_id, _key_part.type_modifier);
+      encode := '%1$s::pg_catalog.text';
+      decode := '(%1$s)::' || pgreaper._type_name(_key_part.type_id);
   end case;
 end;
 $function$;
 
-comment on function pgreaper._key_part(oid, integer) is
+comment on function pgreaper._key_part(oid) is
 'How a key column becomes text and back, free of any setting; NULL for a type that has no such form.';

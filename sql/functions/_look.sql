@@ -12,7 +12,8 @@
 create function pgreaper._look(
   policy pgreaper.policies,
   clock timestamptz,
-  rescan boolean
+  rescan boolean,
+  search_path text
 )
 returns timestamptz
 language plpgsql
@@ -20,7 +21,9 @@ volatile
 security invoker
 as $function$
 declare
+  v_cutoff constant timestamptz := _look.clock - policy.grace;
   v_target pgreaper._target;
+  v_statement text;
   v_cursor pgreaper.cursors;
   v_suspicion record;
   v_allowance double precision;
@@ -31,7 +34,7 @@ begin
     return null;
   end if;
 
-  v_target := pgreaper._target(policy);
+  v_target := pgreaper._target(policy, _look.search_path);
   select c.* into v_cursor from pgreaper.cursors as c where c.policy_id = policy.policy_id;
 
   v_suspicion := pgreaper._suspicion(policy, v_cursor);
@@ -47,11 +50,12 @@ begin
     v_next := _look.clock + make_interval(secs => (1 - v_allowance) / policy.rate_limit);
   end if;
 
-  execute format(
+  v_statement := format(
     'select %1$s from %2$s as h where %3$s and %4$s order by %5$s limit 1',
-    v_target.deadline, v_target.relation, v_target.held, v_target.ahead, v_target.deadline_order)
-     into v_deadline
-    using _look.clock - policy.grace;
+    v_target.deadline, v_target.relation, v_target.held, v_target.ahead, v_target.deadline_order);
+  perform set_config('search_path', v_target.search_path, true);
+  execute v_statement into v_deadline using v_cutoff;
+  perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
   return least(v_next, v_deadline + policy.grace, pgreaper._retry_at(policy.policy_id),
     -- A claim bound to a session is watched more closely than its lease.
@@ -62,5 +66,5 @@ begin
 end;
 $function$;
 
-comment on function pgreaper._look(pgreaper.policies, timestamptz, boolean) is
+comment on function pgreaper._look(pgreaper.policies, timestamptz, boolean, text) is
 'When there may be work for one policy; NULL: nothing ahead.';

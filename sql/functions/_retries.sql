@@ -17,6 +17,8 @@ volatile
 security invoker
 as $function$
 declare
+  v_cutoff constant timestamptz := _retries.clock - policy.grace;
+  v_statement text;
   v_attempts integer;
   v_keys text[];
   v_deadlines timestamptz[];
@@ -50,17 +52,20 @@ begin
          limit greatest(1, _retries.wanted >> 3 * least(v_attempts, 10))
       ) as r;
 
-    execute format(
-      'select coalesce(array_agg(f.key order by f.deadline), ''{}''),'
-      '       coalesce(array_agg(f.deadline order by f.deadline), ''{}''),'
-      '       coalesce(array_agg(f.hint order by f.deadline), ''{}'')'
+    v_statement := format(
+      'select coalesce(pg_catalog.array_agg(f.key order by f.deadline), ''{}''),'
+      '       coalesce(pg_catalog.array_agg(f.deadline order by f.deadline), ''{}''),'
+      '       coalesce(pg_catalog.array_agg(f.hint order by f.deadline), ''{}'')'
       '  from (select %1$s as key, %2$s as deadline, %3$s as hint'
       '          from %4$s as h where %5$s and %6$s and %7$s) as f'
-      '  join unnest($3, $2) as k (key, deadline) on k.key = f.key and k.deadline = f.deadline',
-      target.key, target.deadline, case when target.plain then 'h.ctid' else 'null::tid' end,
-      target.relation, target.matches, target.held, target.due)
+      '  join unnest($3, $2) as k (key, deadline) on k.key operator(pg_catalog.=) f.key and k.deadline operator(pg_catalog.=) f.deadline',
+      target.key, target.deadline, case when target.plain then 'h.ctid' else 'null::pg_catalog.tid' end,
+      target.relation, target.matches, target.held, target.due);
+    perform set_config('search_path', target.search_path, true);
+    execute v_statement
        into v_batch.keys, v_batch.deadlines, v_batch.hints
-      using _retries.clock - policy.grace, v_deadlines, v_keys;
+      using v_cutoff, v_deadlines, v_keys;
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
     -- Never waits: who has such a row (a sweep that closes it too, a transition) may be
     -- about to wait for the cursor, which a claim holds here.

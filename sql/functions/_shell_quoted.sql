@@ -4,6 +4,7 @@ returns text
 language sql
 immutable
 security invoker
+set search_path = pg_catalog, pg_temp
 as $function$
   select case when _shell_quoted.word ~ '^[A-Za-z0-9_./:@%+,][A-Za-z0-9_./:@%+=,-]*$' then _shell_quoted.word
               else '''' || replace(_shell_quoted.word, '''', '''"''"''') || '''' end;

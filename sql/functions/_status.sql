@@ -2,7 +2,10 @@
 --
 -- Every figure is an index probe or a bounded count, and a target that is missing or
 -- locked costs its own line only.
-create function pgreaper._status(policy pgreaper.policies)
+create function pgreaper._status(
+  policy pgreaper.policies,
+  search_path text default pg_catalog.current_setting('search_path')
+)
 returns table (
   state text,
   reason text,
@@ -35,6 +38,7 @@ volatile
 security invoker
 set lock_timeout = '200ms'
 set jit = off
+set search_path = pg_catalog, pg_temp
 as $function$
 declare
   c_cap constant integer := 10000;
@@ -61,7 +65,7 @@ begin
   end if;
 
   begin
-    v_batch := pgreaper._due(policy, pgreaper._target(policy), v_now, null, c_cap + 1);
+    v_batch := pgreaper._due(policy, pgreaper._target(policy, _status.search_path), v_now, null, c_cap + 1);
     due := least(c_cap, cardinality(v_batch.keys));
     due_capped := cardinality(v_batch.keys) > c_cap;
     oldest_deadline := (select min(d.deadline) from unnest(v_batch.deadlines) as d (deadline));
@@ -142,4 +146,4 @@ begin
 end;
 $function$;
 
-comment on function pgreaper._status(pgreaper.policies) is 'One policy''s line of the view status.';
+comment on function pgreaper._status(pgreaper.policies, text) is 'One policy''s line of the view status.';

@@ -14,7 +14,8 @@ create function pgreaper._sweep_step(
   remaining bigint,
   worker text,
   run_start timestamptz,
-  start timestamptz
+  start timestamptz,
+  search_path text default pg_catalog.current_setting('search_path')
 )
 returns pgreaper._step
 language plpgsql
@@ -22,6 +23,7 @@ volatile
 security invoker
 set lock_timeout = '200ms'
 set jit = off
+set search_path = pg_catalog, pg_temp
 as $function$
 declare
   v_policy constant pgreaper.policies := pgreaper._policy(_sweep_step.policy);
@@ -42,7 +44,7 @@ begin
     return v_step;
   end if;
 
-  v_target := pgreaper._target(v_policy);
+  v_target := pgreaper._target(v_policy, _sweep_step.search_path);
   v_target.settle := true;
   select c.* into v_cursor from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
   v_suspicion := pgreaper._suspicion(v_policy, v_cursor);
@@ -92,7 +94,9 @@ begin
     end if;
     begin
       v_try := pgreaper._write(v_policy, v_target, v_now, null, _sweep_step.worker, null, null, _sweep_step.start, v_wanted);
+      perform set_config('search_path', v_target.search_path, true);
       set constraints all immediate;
+      perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
       if cardinality(v_try.locked) > coalesce(cardinality(v_try.done), 0)
         or pgreaper._held_again(v_policy, v_target, v_now, v_try.done) then
         raise triggered_action_exception;
@@ -170,5 +174,5 @@ begin
 end;
 $function$;
 
-comment on function pgreaper._sweep_step(text, integer, bigint, text, timestamptz, timestamptz) is
+comment on function pgreaper._sweep_step(text, integer, bigint, text, timestamptz, timestamptz, text) is
 'Pick one batch of a policy and expire it, in one transaction.';

@@ -17,7 +17,10 @@ volatile
 security invoker
 as $function$
 declare
+  v_cutoff constant timestamptz := _take_back.clock - policy.grace;
+  v_statement text;
   v_claim pgreaper.claims;
+  v_settled text[];
   v_keys text[];
   v_deadlines timestamptz[];
 begin
@@ -43,16 +46,19 @@ begin
      limit 20
        for update skip locked
   loop
-    execute format(
-      'select array_agg(f.key), array_agg(f.deadline)'
+    -- What the worker reported as failed before it died is charged already.
+    v_settled := array(select r.key from pgreaper._recorded(v_claim) as r);
+    v_statement := format(
+      'select pg_catalog.array_agg(f.key), pg_catalog.array_agg(f.deadline)'
       '  from (select %1$s as key, %2$s as deadline from %3$s as h where %4$s and %5$s and %6$s) as f'
-      '  join unnest($3, $2) as k (key, deadline) on k.key = f.key and k.deadline = f.deadline'
-      -- What the worker reported as failed before it died is charged already.
-      ' where f.key <> all ($4)',
-      target.key, target.deadline, target.relation, target.matches, target.held, target.due)
+      '  join unnest($3, $2) as k (key, deadline) on k.key operator(pg_catalog.=) f.key and k.deadline operator(pg_catalog.=) f.deadline'
+      ' where f.key operator(pg_catalog.<>) all ($4)',
+      target.key, target.deadline, target.relation, target.matches, target.held, target.due);
+    perform set_config('search_path', target.search_path, true);
+    execute v_statement
        into v_keys, v_deadlines
-      using _take_back.clock - policy.grace, v_claim.deadlines, v_claim.keys,
-            array(select r.key from pgreaper._recorded(v_claim) as r);
+      using v_cutoff, v_claim.deadlines, v_claim.keys, v_settled;
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
     update pgreaper.claims as c
        set finished_at = _take_back.clock, ending = 'taken-back', keys = null, deadlines = null, hints = null

@@ -8,6 +8,9 @@
 -- index `(deadline) where status = 'held'` is proven usable under any plan mode and
 -- an enum may live in a schema that nobody has on the search_path.
 --
+-- Whatever is named has its schema, operators too, because these statements run with the
+-- caller's search_path.
+--
 -- A deadline without a zone is compared with the clock converted to the zone, which
 -- keeps the index.  Where the clocks are put back that bound is an hour too high;
 -- so the exact instant is checked as well, inside a CASE because a far-future value
@@ -16,7 +19,10 @@
 -- Raises
 --   42P01, 42703  the target or one of its columns is gone.
 --   42501  row level security would hide rows from the current role.
-create function pgreaper._target(policy pgreaper.policies)
+create function pgreaper._target(
+  policy pgreaper.policies,
+  search_path text default pg_catalog.current_setting('search_path')
+)
 returns pgreaper._target
 language plpgsql
 stable
@@ -24,6 +30,9 @@ security invoker
 as $function$
 declare
   v_name constant text := format('%I.%I', policy.target_schema, policy.target_table);
+  -- Column, bound, instant.
+  c_due constant text := '%1$s operator(pg_catalog.<=) %2$s'
+    ' and case when %1$s operator(pg_catalog.<=) %2$s then %3$s operator(pg_catalog.<=) $1 end';
   v_wanted text[] := policy.key_columns
     || array_remove(array[policy.deadline_column, policy.status_column, policy.stamp_column], null)
     || policy.payload_columns;
@@ -35,8 +44,10 @@ declare
   v_stamp_type oid;
   v_encode text[];
   v_decode text[];
+  v_equals text[];
   v_quoted text[];
   v_simple boolean;
+  v_same text;
   v_zone constant text := quote_literal(policy.zone);
   v_column constant text := format('h.%I', policy.deadline_column);
   v_bound text;
@@ -60,16 +71,23 @@ begin
          max(coalesce(nullif(t.typbasetype, 0), t.oid)) filter (where a.attname = policy.stamp_column),
          array_agg(k.encode order by w.position) filter (where w.position <= v_key_size),
          array_agg(k.decode order by w.position) filter (where w.position <= v_key_size),
+         array_agg(q.operator order by w.position) filter (where w.position <= v_key_size),
+         max(q.operator) filter (where a.attname = policy.status_column),
          array_agg(format('h.%I', a.attname) order by w.position) filter (where w.position <= v_key_size)
-    into v_kind, v_found, v_deadline_type, v_stamp_type, v_encode, v_decode, v_quoted
+    into v_kind, v_found, v_deadline_type, v_stamp_type, v_encode, v_decode, v_equals, v_same, v_quoted
     from unnest(v_wanted) with ordinality as w (name, position)
     join pg_catalog.pg_attribute as a
       on a.attrelid = v_relation and a.attname = w.name and a.attnum > 0 and not a.attisdropped
     join pg_catalog.pg_type as t on t.oid = a.atttypid
     -- OFFSET keeps the condition inside, before the function.
     left join lateral (
-      select p.encode, p.decode from pgreaper._key_part(a.atttypid, a.atttypmod) as p where w.position <= v_key_size offset 0
-    ) as k on true;
+      select p.encode, p.decode from pgreaper._key_part(a.atttypid) as p where w.position <= v_key_size offset 0
+    ) as k on true
+    -- Nearly always the server's own.
+   cross join lateral (
+      select case when t.typtype = 'e' or t.typnamespace = 'pg_catalog'::regnamespace then 'operator(pg_catalog.=)'
+                  else pgreaper._equals(t.oid) end as operator
+    ) as q;
 
   if v_found is null or not v_found @> v_wanted then
     raise undefined_column
@@ -85,6 +103,7 @@ begin
             hint = 'Run as a role with BYPASSRLS, or as the owner of a table that is not under FORCE ROW LEVEL SECURITY.';
   end if;
 
+  v_target.search_path := _target.search_path;
   v_target.plain := v_kind = 'r';
   -- ONLY: a child table has its own primary key, so the same key may live there.
   v_target.relation := case when v_kind = 'r' then 'only ' else '' end || v_name;
@@ -94,15 +113,18 @@ begin
     v_simple := starts_with(v_decode[1], '(%1$s)::');
     v_target.key := format(v_encode[1], v_quoted[1]);
     v_target.matches := case
-      when v_simple then format('%s = any ($3%s[])', v_quoted[1], substr(v_decode[1], length('(%1$s)') + 1))
-      else format('%s = any (array(select %s from unnest($3) as k (key)))', v_quoted[1], format(v_decode[1], 'k.key'))
+      when v_simple then format('%s %s any ($3%s[])', v_quoted[1], v_equals[1], substr(v_decode[1], length('(%1$s)') + 1))
+      else format('%s %s any (array(select %s from pg_catalog.unnest($3) as k (key)))',
+             v_quoted[1], v_equals[1], format(v_decode[1], 'k.key'))
     end;
   else
-    v_target.key := format('json_build_array(%s)::text',
+    v_target.key := format('pg_catalog.json_build_array(%s)::pg_catalog.text',
       (select string_agg(format(e.encode, v_quoted[e.position]), ', ' order by e.position)
          from unnest(v_encode) with ordinality as e (encode, position)));
-    v_target.matches := format('(%s) in (select %s from unnest($3) as k (key))', array_to_string(v_quoted, ', '),
-      (select string_agg(format(d.decode, format('k.key::json ->> %s', d.position - 1)), ', ' order by d.position)
+    v_target.matches := format('exists (select from pg_catalog.unnest($3) as k (key) where %s)',
+      (select string_agg(format('%s %s %s', v_quoted[d.position], v_equals[d.position],
+                           format(d.decode, format('k.key::pg_catalog.json operator(pg_catalog.->>) %s', d.position - 1))),
+                ' and ' order by d.position)
          from unnest(v_decode) with ordinality as d (decode, position)));
   end if;
   if not v_target.plain then
@@ -110,7 +132,7 @@ begin
       select string_agg(format('%s as k%s', q.name, q.position), ', ' order by q.position)
         from unnest(v_quoted) with ordinality as q (name, position));
     v_target.same_key := (
-      select string_agg(format('%s = l.k%s', q.name, q.position), ' and ' order by q.position)
+      select string_agg(format('%s %s l.k%s', q.name, v_equals[q.position], q.position), ' and ' order by q.position)
         from unnest(v_quoted) with ordinality as q (name, position));
   end if;
 
@@ -118,21 +140,25 @@ begin
   v_target.deadline_order := v_column;
   if v_deadline_type = 'timestamptz'::regtype then
     v_target.deadline := v_column;
-    v_target.due := v_column || ' <= $1';
-    v_target.beyond := v_column || ' >= $2';
-    v_target.ahead := format('%1$s > $1 and %1$s <= $1 + interval ''1 year''', v_column);
+    v_target.due := v_column || ' operator(pg_catalog.<=) $1';
+    v_target.beyond := v_column || ' operator(pg_catalog.>=) $2';
+    v_target.ahead := format(
+      '%1$s operator(pg_catalog.>) $1 and %1$s operator(pg_catalog.<=) ($1 operator(pg_catalog.+) interval ''1 year'')', v_column);
   elsif v_deadline_type = 'timestamp'::regtype then
     v_bound := format('($1 at time zone %s)', v_zone);
     v_target.deadline := format('(%s at time zone %s)', v_column, v_zone);
-    v_target.due := format('%1$s <= %2$s and case when %1$s <= %2$s then %3$s <= $1 end', v_column, v_bound, v_target.deadline);
-    v_target.beyond := format('%s >= ($2 at time zone %s)', v_column, v_zone);
-    v_target.ahead := format('%1$s > %2$s and %1$s <= %2$s + interval ''1 year''', v_column, v_bound);
+    v_target.due := format(c_due, v_column, v_bound, v_target.deadline);
+    v_target.beyond := format('%s operator(pg_catalog.>=) ($2 at time zone %s)', v_column, v_zone);
+    v_target.ahead := format(
+      '%1$s operator(pg_catalog.>) %2$s and %1$s operator(pg_catalog.<=) (%2$s operator(pg_catalog.+) interval ''1 year'')',
+      v_column, v_bound);
   else
-    v_bound := format('(($1 at time zone %s)::date - 1)', v_zone);
-    v_target.deadline := format('((%s + 1)::timestamp at time zone %s)', v_column, v_zone);
-    v_target.due := format('%1$s <= %2$s and case when %1$s <= %2$s then %3$s <= $1 end', v_column, v_bound, v_target.deadline);
-    v_target.beyond := format('%s >= (($2 at time zone %s)::date - 1)', v_column, v_zone);
-    v_target.ahead := format('%1$s > %2$s and %1$s <= %2$s + 366', v_column, v_bound);
+    v_bound := format('(($1 at time zone %s)::pg_catalog.date operator(pg_catalog.-) 1)', v_zone);
+    v_target.deadline := format('((%s operator(pg_catalog.+) 1)::timestamp at time zone %s)', v_column, v_zone);
+    v_target.due := format(c_due, v_column, v_bound, v_target.deadline);
+    v_target.beyond := format('%s operator(pg_catalog.>=) (($2 at time zone %s)::pg_catalog.date operator(pg_catalog.-) 1)', v_column, v_zone);
+    v_target.ahead := format(
+      '%1$s operator(pg_catalog.>) %2$s and %1$s operator(pg_catalog.<=) (%2$s operator(pg_catalog.+) 366)', v_column, v_bound);
   end if;
 
   -- State, and what the transition writes.
@@ -142,13 +168,12 @@ begin
     v_target.state := format('case when h.%I is null then %L else %L end', policy.stamp_column, 'held', 'expired');
   else
     if cardinality(policy.held) = 1 then
-      v_target.held := format('h.%I = %L', policy.status_column, policy.held[1]);
+      v_target.held := format('h.%I %s %L', policy.status_column, v_same, policy.held[1]);
     else
-      v_target.held := format('h.%I in (%s)', policy.status_column,
-        (select string_agg(quote_literal(s.state), ', ') from unnest(policy.held) as s (state)));
+      v_target.held := format('h.%I %s any (%L)', policy.status_column, v_same, policy.held);
     end if;
-    v_target.ended := format('h.%I = %L', policy.status_column, policy.expired);
-    v_target.state := format('h.%I::text', policy.status_column);
+    v_target.ended := format('h.%I %s %L', policy.status_column, v_same, policy.expired);
+    v_target.state := format('h.%I::pg_catalog.text', policy.status_column);
     v_target.assignments := format('%I = %L', policy.status_column, policy.expired);
   end if;
   if policy.stamp_column is not null then
@@ -166,4 +191,4 @@ begin
 end;
 $function$;
 
-comment on function pgreaper._target(pgreaper.policies) is 'A policy''s target as fragments of SQL, built from the catalog.';
+comment on function pgreaper._target(pgreaper.policies, text) is 'A policy''s target as fragments of SQL, built from the catalog.';

@@ -34,10 +34,13 @@ volatile
 security invoker
 as $function$
 declare
+  v_cutoff constant timestamptz := _write.clock - policy.grace;
+  v_statement text;
   v_deadlines timestamptz[];
   v_first timestamptz;
 begin
-  execute format(
+  -- Here the user's triggers run, and views and domains are looked into.
+  v_statement := format(
     'with locked as materialized ('
     '  select %1$s as key, %2$s as deadline, %3$s'
     '    from %4$s as h'
@@ -47,22 +50,27 @@ begin
     '  update %4$s as h set %9$s %10$s'
     '  returning %11$s as key, %12$s as ended'
     ')'
-    ' select array_agg(l.key), array_agg(l.deadline), (select array_agg(d.key) from done as d where d.ended) from locked as l',
+    ' select pg_catalog.array_agg(l.key), pg_catalog.array_agg(l.deadline),'
+    '       (select pg_catalog.array_agg(d.key) from done as d where d.ended)'
+    '  from locked as l',
     target.key, target.deadline,
     case when target.plain then 'h.ctid as tid' else target.key_columns end,
     target.relation,
     case when _write.keys is null then case when _write.start is null then 'true' else target.beyond end
          when _write.hints is null then target.matches
-         else format('h.ctid = any ($5) and %s = any ($3)', target.key) end,
+         else format('h.ctid operator(pg_catalog.=) any ($5) and %s operator(pg_catalog.=) any ($3)', target.key) end,
     target.held, target.due, pgreaper._row_lock(policy),
     target.assignments,
-    case when target.plain then 'where h.ctid = any (array(select l.tid from locked as l order by l.tid))'
+    case when target.plain then 'where h.ctid operator(pg_catalog.=) any (array(select l.tid from locked as l order by l.tid))'
          else format('from locked as l where %s', target.same_key) end,
     case when target.plain then target.key else 'l.key' end,
     target.ended,
-    case when _write.keys is null then format('order by %s limit $6', target.deadline_order) end)
+    case when _write.keys is null then format('order by %s limit $6', target.deadline_order) end);
+  perform set_config('search_path', target.search_path, true);
+  execute v_statement
      into locked, v_deadlines, done
-    using _write.clock - policy.grace, _write.start, _write.keys, _write.clock, _write.hints, _write.wanted;
+    using v_cutoff, _write.start, _write.keys, _write.clock, _write.hints, _write.wanted;
+  perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
   if done is null then
     return;

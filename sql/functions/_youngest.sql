@@ -14,7 +14,10 @@ security invoker
 as $function$
 declare
   c_holds constant integer := 8;
+  v_cutoff constant timestamptz := _youngest.clock - policy.grace;
+  v_statement text;
   v_taken text[];
+  v_limit integer;
   v_batch pgreaper._batch;
 begin
   v_taken := array(
@@ -24,21 +27,25 @@ begin
      where c.policy_id = policy.policy_id and c.finished_at is null
   );
 
-  execute format(
+  v_limit := c_holds + cardinality(v_taken) + 1000;
+  v_statement := format(
     'with scanned as materialized ('
     '  select %1$s as key, %2$s as deadline, %3$s as hint from %4$s as h where %5$s and %6$s order by %7$s desc limit $4'
     ')'
-    ' select coalesce(array_agg(f.key), ''{}''), coalesce(array_agg(f.deadline), ''{}''), coalesce(array_agg(f.hint), ''{}''), 1, ''probe'''
+    ' select coalesce(pg_catalog.array_agg(f.key), ''{}''), coalesce(pg_catalog.array_agg(f.deadline), ''{}''), coalesce(pg_catalog.array_agg(f.hint), ''{}''), 1, ''probe'''
     '   from (select s.* from scanned as s'
-    '          where not exists (select from unnest($3) as t (key) where t.key = s.key)'
+    '          where not exists (select from pg_catalog.unnest($3) as t (key) where t.key operator(pg_catalog.=) s.key)'
     '            and not exists (select from pgreaper.failures as x'
-    '                             where x.policy_id = $5 and x.key = s.key and x.deadline = s.deadline)'
+    '                             where x.policy_id operator(pg_catalog.=) $5'
+    '                               and x.key operator(pg_catalog.=) s.key and x.deadline operator(pg_catalog.=) s.deadline)'
     '          order by s.deadline desc limit $6) as f',
-    target.key, target.deadline, case when target.plain then 'h.ctid' else 'null::tid' end,
-    target.relation, target.held, target.due, target.deadline_order)
+    target.key, target.deadline, case when target.plain then 'h.ctid' else 'null::pg_catalog.tid' end,
+    target.relation, target.held, target.due, target.deadline_order);
+  perform set_config('search_path', target.search_path, true);
+  execute v_statement
      into v_batch
-    using _youngest.clock - policy.grace, null::timestamptz, v_taken, c_holds + cardinality(v_taken) + 1000,
-          policy.policy_id, c_holds;
+    using v_cutoff, null, v_taken, v_limit, policy.policy_id, c_holds;
+  perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
   if cardinality(v_batch.keys) = 0 then
     v_batch := pgreaper._due(policy, target, _youngest.clock, null, c_holds);

@@ -6,6 +6,8 @@
 -- the cursor, such as a hold that was locked or inserted late.  Leases that lapsed are
 -- taken back on the way, so recovery needs no job of its own.
 --
+-- `skew` is by how much the worker's clock is ahead of the database's; it is only shown.
+--
 -- A policy whose holds all fail alike rests, and is then tried with a few of the youngest.
 --
 -- Promises
@@ -23,7 +25,9 @@ create function pgreaper.reaper_claim(
   batch integer default null,
   worker text default null,
   rescan boolean default false,
-  session boolean default false
+  session boolean default false,
+  skew interval default null,
+  search_path text default pg_catalog.current_setting('search_path')
 )
 returns setof pgreaper.leased_hold
 language plpgsql
@@ -31,6 +35,7 @@ volatile
 security invoker
 set lock_timeout = '200ms'
 set jit = off
+set search_path = pg_catalog, pg_temp
 as $function$
 declare
   v_policy constant pgreaper.policies := pgreaper._policy(reaper_claim.policy);
@@ -47,6 +52,7 @@ declare
   v_first timestamptz;
   v_last timestamptz;
   v_token uuid;
+  v_statement text;
   v_until constant timestamptz := v_now + v_policy.lease;
 begin
   perform pgreaper._require_writable();
@@ -55,7 +61,7 @@ begin
   end if;
 
   -- The probe: reads only.
-  v_target := pgreaper._target(v_policy);
+  v_target := pgreaper._target(v_policy, reaper_claim.search_path);
   select c.* into v_cursor from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
   v_suspicion := pgreaper._suspicion(v_policy, v_cursor);
   if v_suspicion.suspect and v_suspicion.until > v_now then
@@ -75,7 +81,7 @@ begin
     return query
       select h.*
         from pgreaper.reaper_claim(reaper_claim.policy, reaper_claim.batch, reaper_claim.worker, reaper_claim.rescan,
-               reaper_claim.session) as h;
+               reaper_claim.session, reaper_claim.skew, reaper_claim.search_path) as h;
     return;
   end if;
 
@@ -120,14 +126,14 @@ begin
 
   insert into pgreaper.claims
     (policy_id, worker, session_pid, session_start, keys, deadlines, hints, first_deadline, last_deadline,
-     holds, attempt, claimed_at, claim_until)
+     holds, attempt, claimed_at, claim_until, skew)
   values
     (v_policy.policy_id, reaper_claim.worker,
      case when reaper_claim.session then pg_backend_pid() end,
      case when reaper_claim.session then
        (select a.backend_start from pg_catalog.pg_stat_activity as a where a.pid = pg_backend_pid()) end,
      v_batch.keys, v_batch.deadlines, v_batch.hints, v_first, v_last,
-     cardinality(v_batch.keys), v_batch.attempt, v_now, v_until)
+     cardinality(v_batch.keys), v_batch.attempt, v_now, v_until, reaper_claim.skew)
   returning claims.token into v_token;
 
   update pgreaper.cursors as c
@@ -145,18 +151,22 @@ begin
       select v_token, b.key, b.deadline, v_batch.attempt, v_until, null::jsonb
         from unnest(v_batch.keys, v_batch.deadlines) as b (key, deadline);
   else
-    return query execute format(
-      'select $4::uuid, b.key, b.deadline, $5::integer, $1, f.payload'
+    v_statement := format(
+      'select $4, b.key, b.deadline, $5, $1, f.payload'
       '  from unnest($3, $2) with ordinality as b (key, deadline, position)'
-      '  left join (select %s as key, jsonb_build_object(%s) as payload from %s as h where %s) as f on f.key = b.key'
+      '  left join (select %s as key, pg_catalog.jsonb_build_object(%s) as payload from %s as h where %s) as f'
+      '    on f.key operator(pg_catalog.=) b.key'
       ' order by b.position',
       v_target.key,
       (select string_agg(format('%L, h.%I', c.name, c.name), ', ') from unnest(v_policy.payload_columns) as c (name)),
-      v_target.relation, v_target.matches)
+      v_target.relation, v_target.matches);
+    perform set_config('search_path', v_target.search_path, true);
+    return query execute v_statement
       using v_until, v_batch.deadlines, v_batch.keys, v_token, v_batch.attempt;
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
   end if;
 end;
 $function$;
 
-comment on function pgreaper.reaper_claim(text, integer, text, boolean, boolean) is
+comment on function pgreaper.reaper_claim(text, integer, text, boolean, boolean, interval, text) is
 'Lease the next due holds of a policy to one worker; no rows: nothing to do.';

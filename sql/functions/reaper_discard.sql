@@ -21,6 +21,7 @@ language plpgsql
 volatile
 security invoker
 set lock_timeout = '2s'
+set search_path = pg_catalog, pg_temp
 as $function$
 declare
   v_policy constant pgreaper.policies := pgreaper._policy(reaper_discard.policy);

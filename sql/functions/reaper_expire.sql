@@ -16,7 +16,8 @@
 --   22023  a key that the claim does not hold.
 create function pgreaper.reaper_expire(
   token uuid,
-  keys text[] default null
+  keys text[] default null,
+  search_path text default pg_catalog.current_setting('search_path')
 )
 returns setof pgreaper.hold_outcome
 language plpgsql
@@ -24,6 +25,7 @@ volatile
 security invoker
 set lock_timeout = '200ms'
 set jit = off
+set search_path = pg_catalog, pg_temp
 as $function$
 declare
   v_claim pgreaper.claims;
@@ -69,7 +71,7 @@ begin
        and not exists (select from unnest(v_before) as r where r.key = k.key);
   end if;
 
-  v_target := pgreaper._target(v_policy);
+  v_target := pgreaper._target(v_policy, reaper_expire.search_path);
   v_target.settle := v_own_transaction;
   v_result := pgreaper._transition(v_policy, v_target, v_now, v_claim.token, v_claim.worker, v_batch);
   v_before := v_before || v_result.others;
@@ -100,8 +102,11 @@ begin
     select o.key, o.outcome, o.state
       from unnest(v_before) as o
      where reaper_expire.keys is null or o.key = any (reaper_expire.keys);
+
+  -- Should a trigger have set the path for the whole session, ours would stay until the caller's commit.
+  perform set_config('search_path', reaper_expire.search_path, true);
 end;
 $function$;
 
-comment on function pgreaper.reaper_expire(uuid, text[]) is
+comment on function pgreaper.reaper_expire(uuid, text[], text) is
 'Perform the transition of a claim''s holds: key, outcome, state; RP001 when the lease is lost.';

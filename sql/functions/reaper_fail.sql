@@ -23,13 +23,15 @@ create function pgreaper.reaper_fail(
   transient boolean default false,
   retry_in interval default null,
   final boolean default false,
-  charged boolean default true
+  charged boolean default true,
+  search_path text default pg_catalog.current_setting('search_path')
 )
 returns pgreaper.failure_decision
 language plpgsql
 volatile
 security invoker
 set lock_timeout = '200ms'
+set search_path = pg_catalog, pg_temp
 as $function$
 declare
   v_claim pgreaper.claims;
@@ -38,6 +40,9 @@ declare
   v_deadline timestamptz;
   v_now timestamptz;
   v_target pgreaper._target;
+  v_cutoff timestamptz;
+  v_key constant text[] := array[reaper_fail.key];
+  v_statement text;
   v_due boolean;
   v_ended boolean;
   v_state text;
@@ -72,14 +77,16 @@ begin
 
     if not found then
       begin
-        v_target := pgreaper._target(v_policy);
-        execute format(
+        v_target := pgreaper._target(v_policy, reaper_fail.search_path);
+        v_statement := format(
           'select f.due, f.ended, f.state'
           '  from (values (1)) as one (n)'
-          '  left join (select %1$s and %2$s and %3$s = $2 as due, %4$s as ended, %5$s as state from %6$s as h where %7$s) as f on true',
-          v_target.held, v_target.due, v_target.deadline, v_target.ended, v_target.state, v_target.relation, v_target.matches)
-           into v_due, v_ended, v_state
-          using v_now - v_policy.grace, v_deadline, array[reaper_fail.key];
+          '  left join (select %1$s and %2$s and %3$s operator(pg_catalog.=) $2 as due, %4$s as ended, %5$s as state from %6$s as h where %7$s) as f on true',
+          v_target.held, v_target.due, v_target.deadline, v_target.ended, v_target.state, v_target.relation, v_target.matches);
+        v_cutoff := v_now - v_policy.grace;
+        perform set_config('search_path', v_target.search_path, true);
+        execute v_statement into v_due, v_ended, v_state using v_cutoff, v_deadline, v_key;
+        perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
       exception
         -- Whatever has become of the table, a failure is recorded.
         when syntax_error_or_access_rule_violation or data_exception then
@@ -108,5 +115,5 @@ begin
 end;
 $function$;
 
-comment on function pgreaper.reaper_fail(uuid, text, text, boolean, interval, boolean, boolean) is
+comment on function pgreaper.reaper_fail(uuid, text, text, boolean, interval, boolean, boolean, text) is
 'The work outside the database failed for one hold of a claim: retry or dead letter.';

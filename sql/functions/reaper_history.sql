@@ -11,17 +11,24 @@
 --
 -- Raises
 --   RP002  there never was such a policy.
-create function pgreaper.reaper_history(policy text, key text)
+create function pgreaper.reaper_history(
+  policy text,
+  key text,
+  search_path text default pg_catalog.current_setting('search_path')
+)
 returns setof pgreaper.history
 language plpgsql
 volatile
 security invoker
 set lock_timeout = '200ms'
+set search_path = pg_catalog, pg_temp
 as $function$
 declare
   c_small constant bigint := 32 * 1024 * 1024;
   v_policy pgreaper.policies;
   v_target pgreaper._target;
+  v_statement text;
+  v_keys constant text[] := array[reaper_history.key];
   v_deadline timestamptz;
   v_deadlines timestamptz[];
   v_ids bigint[];
@@ -33,11 +40,14 @@ begin
 
   if pg_total_relation_size('pgreaper.transitions') > c_small then
     begin
-      v_target := pgreaper._target(v_policy);
-      execute format('select %s from %s as h where %s and %s < ''infinity'' limit 1',
-        v_target.deadline, v_target.relation, v_target.matches, v_target.deadline_order)
+      v_target := pgreaper._target(v_policy, reaper_history.search_path);
+      v_statement := format('select %s from %s as h where %s and %s operator(pg_catalog.<) ''infinity'' limit 1',
+        v_target.deadline, v_target.relation, v_target.matches, v_target.deadline_order);
+      perform set_config('search_path', v_target.search_path, true);
+      execute v_statement
          into v_deadline
-        using null::timestamptz, null::timestamptz, array[reaper_history.key];
+        using null, null, v_keys;
+      perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     exception
       -- The target is not there, or this is no key of it: the books still are.
       when undefined_table or undefined_column or data_exception or insufficient_privilege then
@@ -91,4 +101,4 @@ begin
 end;
 $function$;
 
-comment on function pgreaper.reaper_history(text, text) is 'Everything that happened to one hold, oldest first.';
+comment on function pgreaper.reaper_history(text, text, text) is 'Everything that happened to one hold, oldest first.';

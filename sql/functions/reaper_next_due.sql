@@ -10,13 +10,17 @@
 --
 -- Raises
 --   RP002  no such policy.
-create function pgreaper.reaper_next_due(policy text default null)
+create function pgreaper.reaper_next_due(
+  policy text default null,
+  search_path text default pg_catalog.current_setting('search_path')
+)
 returns interval
 language plpgsql
 volatile
 security invoker
 set lock_timeout = '200ms'
 set jit = off
+set search_path = pg_catalog, pg_temp
 as $function$
 declare
   v_now constant timestamptz := pgreaper._clock();
@@ -32,7 +36,7 @@ begin
      where p.unregistered_at is null
        and (reaper_next_due.policy is null or p.name = reaper_next_due.policy)
   loop
-    v_next := least(v_next, pgreaper._look(v_policy, v_now, false));
+    v_next := least(v_next, pgreaper._look(v_policy, v_now, false, reaper_next_due.search_path));
     exit when v_next <= v_now;
   end loop;
 
@@ -40,4 +44,4 @@ begin
 end;
 $function$;
 
-comment on function pgreaper.reaper_next_due(text) is 'Interval until there may be work; NULL: nothing ahead.';
+comment on function pgreaper.reaper_next_due(text, text) is 'Interval until there may be work; NULL: nothing ahead.';

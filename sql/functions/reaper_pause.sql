@@ -10,6 +10,7 @@ returns boolean
 language plpgsql
 volatile
 security invoker
+set search_path = pg_catalog, pg_temp
 as $function$
 declare
   v_policy constant pgreaper.policies := pgreaper._policy(reaper_pause.policy);

@@ -37,12 +37,14 @@ create function pgreaper.reaper_register(
   rate_limit double precision default null,
   max_claims integer default null,
   objective interval default '1 minute',
-  dry_run boolean default false
+  dry_run boolean default false,
+  search_path text default pg_catalog.current_setting('search_path')
 )
 returns setof pgreaper.policy_change
 language plpgsql
 volatile
 security invoker
+set search_path = pg_catalog, pg_temp
 as $function$
 declare
   v_class pg_catalog.pg_class;
@@ -119,7 +121,7 @@ begin
 
   -- Columns: there, of a type that serves, and writable where the transition writes.
   v_new.key_columns := reaper_register.key_columns;
-  perform pgreaper._check_columns(v_class, v_new);
+  perform pgreaper._check_columns(v_class, v_new, reaper_register.search_path);
   v_new.key_columns := pgreaper._find_key(reaper_register.target, reaper_register.key_columns);
   if v_new.set_values ?| v_new.key_columns then
     raise exception 'set names a column of the key (%)', array_to_string(v_new.key_columns, ', ')
@@ -129,7 +131,7 @@ begin
     select a.attname, format_type(a.atttypid, a.atttypmod) as type
       from unnest(v_new.key_columns) as k (name)
       join pg_catalog.pg_attribute as a on a.attrelid = v_class.oid and a.attname = k.name
-     where (pgreaper._key_part(a.atttypid, a.atttypmod)).encode is null
+     where (pgreaper._key_part(a.atttypid)).encode is null
   loop
     raise exception 'key column %.% has type %, whose text form is not unambiguous', reaper_register.target, quote_ident(v_column.attname), v_column.type
       using errcode = 'RP003',
@@ -153,9 +155,10 @@ begin
         using errcode = 'RP003', hint = 'A NULL state is never held.';
     end if;
     v_new.held := array(
-      select distinct pgreaper._canonical(reaper_register.target, reaper_register.status_column, h.state)
+      select distinct pgreaper._canonical(reaper_register.target, reaper_register.status_column, h.state, reaper_register.search_path)
         from unnest(reaper_register.held) as h (state) order by 1);
-    v_new.expired := pgreaper._canonical(reaper_register.target, reaper_register.status_column, reaper_register.expired);
+    v_new.expired := pgreaper._canonical(reaper_register.target, reaper_register.status_column, reaper_register.expired,
+      reaper_register.search_path);
     if v_new.expired = any (v_new.held) then
       raise exception 'state % is both held and expired', quote_literal(v_new.expired)
         using errcode = 'RP003', hint = 'A hold that stays held would be expired for ever.';
@@ -223,5 +226,5 @@ end;
 $function$;
 
 comment on function pgreaper.reaper_register(text, regclass, text, text, text[], text, text, text[], text, jsonb, text, text,
-  interval, text[], interval, integer, integer, integer, interval, interval, double precision, integer, interval, boolean) is
+  interval, text[], interval, integer, integer, integer, interval, interval, double precision, integer, interval, boolean, text) is
 'Say which rows are holds and what expiring does; returns the settings that changed; RP003 when something does not fit.';

@@ -21,6 +21,7 @@ language plpgsql
 volatile
 security invoker
 set lock_timeout = '200ms'
+set search_path = pg_catalog, pg_temp
 as $function$
 declare
   v_claim pgreaper.claims;

@@ -13,18 +13,22 @@ create function pgreaper.reaper_replay(
   key text default null,
   reason text default null,
   error_class text default null,
-  older_than interval default null
+  older_than interval default null,
+  search_path text default pg_catalog.current_setting('search_path')
 )
 returns setof pgreaper.hold_outcome
 language plpgsql
 volatile
 security invoker
 set lock_timeout = '2s'
+set search_path = pg_catalog, pg_temp
 as $function$
 declare
   v_policy constant pgreaper.policies := pgreaper._policy(reaper_replay.policy);
-  v_target constant pgreaper._target := pgreaper._target(v_policy);
+  v_target constant pgreaper._target := pgreaper._target(v_policy, reaper_replay.search_path);
   v_now constant timestamptz := pgreaper._clock();
+  v_cutoff constant timestamptz := v_now - v_policy.grace;
+  v_statement text;
   v_keys text[];
   v_deadlines timestamptz[];
   v_live text[];
@@ -49,14 +53,18 @@ begin
     return;
   end if;
 
-  execute format(
-    'select array_agg(k.key) filter (where f.due and f.deadline = k.deadline), array_agg(f.state order by k.position)'
+  v_statement := format(
+    'select pg_catalog.array_agg(k.key) filter (where f.due and f.deadline operator(pg_catalog.=) k.deadline),'
+    '       pg_catalog.array_agg(f.state order by k.position)'
     '  from unnest($3, $2) with ordinality as k (key, deadline, position)'
     '  left join (select %1$s as key, case when %2$s and %3$s then %4$s end as deadline, %2$s and %3$s as due, %5$s as state'
-    '               from %6$s as h where %7$s) as f on f.key = k.key',
-    v_target.key, v_target.held, v_target.due, v_target.deadline, v_target.state, v_target.relation, v_target.matches)
+    '               from %6$s as h where %7$s) as f on f.key operator(pg_catalog.=) k.key',
+    v_target.key, v_target.held, v_target.due, v_target.deadline, v_target.state, v_target.relation, v_target.matches);
+  perform set_config('search_path', v_target.search_path, true);
+  execute v_statement
      into v_live, v_states
-    using v_now - v_policy.grace, v_deadlines, v_keys;
+    using v_cutoff, v_deadlines, v_keys;
+  perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
   v_live := coalesce(v_live, '{}');
 
   update pgreaper.failures as f
@@ -76,5 +84,5 @@ begin
 end;
 $function$;
 
-comment on function pgreaper.reaper_replay(text, text, text, text, interval) is
+comment on function pgreaper.reaper_replay(text, text, text, text, interval, text) is
 'Give dead letters a fresh budget, by key, kind, age or all; a hold that moved on closes its dead letter as moot.';

@@ -31,20 +31,21 @@ language plpgsql
 security invoker
 as $procedure$
 declare
-  v_start timestamptz;
-  v_worker text;
-  v_names text[];
-  v_starts timestamptz[];
+  v_path constant pg_catalog.text := pg_catalog.current_setting('search_path');
+  v_start pg_catalog.timestamptz;
+  v_worker pg_catalog.text;
+  v_names pg_catalog.text[];
+  v_starts pg_catalog.timestamptz[];
   v_index integer := 1;
   v_step pgreaper._step;
   v_more boolean;
   v_waiting boolean := true;
-  v_failed text[] := '{}';
-  v_sqlstate text;
-  v_message text;
+  v_failed pg_catalog.text[] := '{}';
+  v_sqlstate pg_catalog.text;
+  v_message pg_catalog.text;
   v_timed_out boolean := false;
-  v_first_sqlstate text;
-  v_reason text;
+  v_first_sqlstate pg_catalog.text;
+  v_reason pg_catalog.text;
 begin
   -- Only COMMIT knows whether it may.  In this block it never may, and its words tell the two reasons
   -- apart; a server that speaks another language says its own at the COMMIT below.
@@ -63,6 +64,8 @@ begin
   -- The guard needs READ COMMITTED, whatever the role's default is.
   commit;
   set transaction isolation level read committed;
+  -- From here on names mean the server's own; a SET clause would forbid the COMMIT.
+  set local search_path = pg_catalog, pg_temp;
 
   if reaper_sweep.max_rows < 1 or reaper_sweep.max_seconds <= 0 then
     raise invalid_parameter_value using message = 'max_rows and max_seconds must be positive';
@@ -82,7 +85,8 @@ begin
   while cardinality(v_names) > 0 loop
     begin
       v_step := pgreaper._sweep_step(v_names[v_index], reaper_sweep.batch, reaper_sweep.max_rows - expired,
-        v_worker, v_start, v_starts[v_index]);
+        v_worker, v_start, v_starts[v_index],
+        v_path);
       v_more := v_step.more;
       expired := expired + v_step.expired;
       v_waiting := v_waiting and v_step.more and v_step.taken = 0;
@@ -107,8 +111,11 @@ begin
         end);
         v_more := false;
     end;
+    -- What the user deferred to the commit finds what the caller's path finds.
+    perform set_config('search_path', v_path, true);
     commit;
     set transaction isolation level read committed;
+    set local search_path = pg_catalog, pg_temp;
 
     exit when v_timed_out
       or expired >= reaper_sweep.max_rows

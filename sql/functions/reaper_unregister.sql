@@ -11,6 +11,7 @@ returns void
 language plpgsql
 volatile
 security invoker
+set search_path = pg_catalog, pg_temp
 as $function$
 declare
   v_policy constant pgreaper.policies := pgreaper._policy(reaper_unregister.policy);

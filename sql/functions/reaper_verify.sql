@@ -18,18 +18,24 @@
 --
 -- Raises
 --   RP002  no such policy.
-create function pgreaper.reaper_verify(policy text default null)
+create function pgreaper.reaper_verify(
+  policy text default null,
+  search_path text default pg_catalog.current_setting('search_path')
+)
 returns setof pgreaper.verification
 language plpgsql
 volatile
 security invoker
 set lock_timeout = '2s'
 set jit = off
+set search_path = pg_catalog, pg_temp
 as $function$
 declare
   v_now constant timestamptz := pgreaper._clock();
   v_policy pgreaper.policies;
   v_target pgreaper._target;
+  v_cutoff timestamptz;
+  v_statement text;
   v_row pgreaper.verification;
 begin
   if reaper_verify.policy is not null then
@@ -44,7 +50,7 @@ begin
   loop
     begin
       v_row.policy := v_policy.name;
-      v_target := pgreaper._target(v_policy);
+      v_target := pgreaper._target(v_policy, reaper_verify.search_path);
 
       v_row.invariant := 'once';
       select count(*), min(d.key) into v_row.found, v_row.example
@@ -69,30 +75,42 @@ begin
       return next v_row;
 
       v_row.invariant := 'kept';
-      execute format(
-        'select count(*), min(f.key)'
+      v_cutoff := v_now - v_policy.grace;
+      v_statement := format(
+        'select pg_catalog.count(*), pg_catalog.min(f.key)'
         '  from (select %1$s as key, %2$s as deadline from %3$s as h where %4$s and %5$s) as f'
         '  join (select k.key, k.deadline from pgreaper.transitions as t cross join lateral unnest(t.keys, t.deadlines) as k (key, deadline)'
-        '         where t.policy_id = $4) as t on t.key = f.key and t.deadline = f.deadline',
-        v_target.key, v_target.deadline, v_target.relation, v_target.held, v_target.due)
+        '         where t.policy_id operator(pg_catalog.=) $4) as t'
+        '    on t.key operator(pg_catalog.=) f.key and t.deadline operator(pg_catalog.=) f.deadline',
+        v_target.key, v_target.deadline, v_target.relation, v_target.held, v_target.due);
+      perform set_config('search_path', v_target.search_path, true);
+      execute v_statement
          into v_row.found, v_row.example
-        using v_now - v_policy.grace, null::timestamptz, null::text[], v_policy.policy_id;
+        using v_cutoff, null, null, v_policy.policy_id;
+      perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
       v_row.holds := v_row.found = 0;
       return next v_row;
 
       v_row.invariant := 'accounted';
-      execute format(
-        'select count(*), min(f.key)'
+      v_cutoff := v_now - v_policy.grace - v_policy.objective;
+      v_statement := format(
+        'select pg_catalog.count(*), pg_catalog.min(f.key)'
         '  from (select %1$s as key, %2$s as deadline from %3$s as h where %4$s and %5$s and %6$s) as f'
-        ' where not exists (select from pgreaper.failures as x where x.policy_id = $4 and x.key = f.key and x.deadline = f.deadline)'
-        '   and not exists (select from pgreaper.claims as c where c.policy_id = $4 and c.finished_at is null and f.key = any (c.keys))',
+        ' where not exists (select from pgreaper.failures as x where x.policy_id operator(pg_catalog.=) $4'
+        '                      and x.key operator(pg_catalog.=) f.key and x.deadline operator(pg_catalog.=) f.deadline)'
+        '   and not exists (select from pgreaper.claims as c where c.policy_id operator(pg_catalog.=) $4'
+        '                      and c.finished_at is null and f.key operator(pg_catalog.=) any (c.keys))',
         v_target.key, v_target.deadline, v_target.relation, v_target.held, v_target.due,
         case when v_target.plain then
-          'not (h.xmax = any (array(select l.transactionid from pg_catalog.pg_locks as l'
-          ' where l.locktype = ''transactionid'' and l.mode = ''ExclusiveLock'' and l.granted)))'
-          else 'true' end)
+          'not (h.xmax operator(pg_catalog.=) any (array(select l.transactionid from pg_catalog.pg_locks as l'
+          ' where l.locktype operator(pg_catalog.=) ''transactionid'''
+          ' and l.mode operator(pg_catalog.=) ''ExclusiveLock'' and l.granted)))'
+          else 'true' end);
+      perform set_config('search_path', v_target.search_path, true);
+      execute v_statement
          into v_row.found, v_row.example
-        using v_now - v_policy.grace - v_policy.objective, null::timestamptz, null::text[], v_policy.policy_id;
+        using v_cutoff, null, null, v_policy.policy_id;
+      perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
       v_row.holds := v_row.found = 0;
       return next v_row;
 
@@ -130,4 +148,4 @@ begin
 end;
 $function$;
 
-comment on function pgreaper.reaper_verify(text) is 'Check from the books and the target that the invariants hold; a row per policy and invariant.';
+comment on function pgreaper.reaper_verify(text, text) is 'Check from the books and the target that the invariants hold; a row per policy and invariant.';

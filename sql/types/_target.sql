@@ -2,10 +2,15 @@
 --
 -- In every statement made of them, the row is called h and the parameters are
 --   $1 cutoff (clock - grace)   $2 cursor position   $3 keys
+--
+-- The statements run with the caller's search_path (`search_path`), because triggers, views
+-- and domains of the user's must find what they always find.  So whatever stands in them
+-- names its schema, operators and types too.
 create type pgreaper._target as (
   relation text,
   plain boolean,
   settle boolean,
+  search_path text,
   key text,
   key_columns text,
   same_key text,

@@ -40,7 +40,7 @@ FAULTS = {
         Fault("lease locked", "_lease", "for update", ""),
         Fault("cursor locked", "reaper_claim", "for update", ""),
         Fault("read again", "reaper_claim", "v_locked.moves <> v_cursor.moves", "false"),
-        Fault("leased left out", "_due", "(s.key = any ($3)) is not true", "true"),
+        Fault("leased left out", "_due", "(s.key operator(pg_catalog.=) any ($3)) is not true", "true"),
         Fault("take back", "reaper_claim", "perform pgreaper._take_back(v_policy, v_target, v_now);", ""),
         Fault("take back ends the claim", "_take_back", "where c.token = v_claim.token", "where false"),
         Fault("take back skips", "_take_back", "for update skip locked", "for update"),

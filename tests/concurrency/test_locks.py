@@ -115,7 +115,10 @@ def test_a_sweep_and_a_claim_that_close_the_same_failures(
 # An equality operator of the user's, for the status' own type, that a door can be put into: the one way to
 # stop a scan between its snapshot and the lock of a row, which is where the fault was.
 HOOK = """
-create type hold_state as enum ('held', 'parked', 'consumed', 'expired');
+create type hold_state;
+create function hold_state_in(cstring) returns hold_state immutable strict language internal as 'textin';
+create function hold_state_out(hold_state) returns cstring immutable strict language internal as 'textout';
+create type hold_state (input = hold_state_in, output = hold_state_out, like = text, collatable = true);
 alter table holds alter status drop default;
 drop index holds_due;
 alter table holds alter status type hold_state using status::hold_state, alter status set default 'held';
@@ -128,6 +131,11 @@ begin
   return a::text = b::text;
 end $$;
 create operator = (leftarg = hold_state, rightarg = hold_state, function = same_state);
+create function before(hold_state, hold_state) returns boolean immutable strict language internal as 'text_lt';
+create function compared(hold_state, hold_state) returns integer immutable strict language internal as 'bttextcmp';
+create operator < (leftarg = hold_state, rightarg = hold_state, function = before);
+create operator class hold_states default for type hold_state using btree as
+  operator 1 <, operator 3 =, function 1 compared(hold_state, hold_state);
 """
 
 

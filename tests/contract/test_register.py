@@ -229,52 +229,52 @@ REFUSED = [
     ("a catalog", {"target": "pg_class"}, "pg_class belongs to the system", "Register a table of your own."),
     ("pgreaper's own", {"target": "pgreaper.claims"}, "pgreaper.claims belongs to the system", "Register a table of your"),
     ("information_schema", {"target": "information_schema.sql_features"}, "belongs to the system", "Register a table of"),
-    ("join view", {"target": "shop_join"}, "view shop_join cannot be updated", VIEW_HINT),
-    ("left join view", {"target": "shop_left"}, "view shop_left cannot be updated", VIEW_HINT),
-    ("group by view", {"target": "shop_group"}, "view shop_group cannot be updated", VIEW_HINT),
-    ("distinct view", {"target": "shop_distinct"}, "view shop_distinct cannot be updated", VIEW_HINT),
-    ("limit view", {"target": "shop_limit"}, "view shop_limit cannot be updated", VIEW_HINT),
-    ("union view", {"target": "shop_union"}, "view shop_union cannot be updated", VIEW_HINT),
-    ("check option", {"target": "shop_checked"}, "view shop_checked has a check option", UNCHECKED),
-    ("local check option", {"target": "shop_local"}, "view shop_local has a check option", UNCHECKED),
+    ("join view", {"target": "shop_join"}, "view public.shop_join cannot be updated", VIEW_HINT),
+    ("left join view", {"target": "shop_left"}, "view public.shop_left cannot be updated", VIEW_HINT),
+    ("group by view", {"target": "shop_group"}, "view public.shop_group cannot be updated", VIEW_HINT),
+    ("distinct view", {"target": "shop_distinct"}, "view public.shop_distinct cannot be updated", VIEW_HINT),
+    ("limit view", {"target": "shop_limit"}, "view public.shop_limit cannot be updated", VIEW_HINT),
+    ("union view", {"target": "shop_union"}, "view public.shop_union cannot be updated", VIEW_HINT),
+    ("check option", {"target": "shop_checked"}, "view public.shop_checked has a check option", UNCHECKED),
+    ("local check option", {"target": "shop_local"}, "view public.shop_local has a check option", UNCHECKED),
     ("inheritance parent", {"target": "shop_parent"}, "shop_parent has child tables, whose keys are not unique together",
      "Register each table of the inheritance tree, or use a partitioned table."),
     # Deadlines.
     ("no deadline", {"deadline_column": None}, "policy p needs a deadline column", None),
     ("unknown deadline", {"deadline_column": "untill"}, "shop has no column untill", "Its columns are id, status, short,"),
     ("hidden column", {"deadline_column": "xmin"}, "shop has no column xmin", "Its columns are"),
-    ("deadline of text", {"deadline_column": "notes"}, "deadline column shop.notes has type text",
+    ("deadline of text", {"deadline_column": "notes"}, "deadline column public.shop.notes has type text",
      "A deadline is a timestamp with or without time zone, or a date."),
     ("timestamp without zone", {"deadline_column": "local"},
-     "deadline column shop.local has type timestamp without time zone, which says no time zone",
+     "deadline column public.shop.local has type timestamp without time zone, which says no time zone",
      "Declare the zone that its values are meant in, such as zone => 'UTC'."),
-    ("date without zone", {"deadline_column": "day"}, "deadline column shop.day has type date, which says no time zone",
+    ("date without zone", {"deadline_column": "day"}, "deadline column public.shop.day has type date, which says no time zone",
      "Declare the zone"),
     ("unknown zone", {"deadline_column": "local", "zone": "Mars/Phobos"}, "there is no time zone 'Mars/Phobos'",
      "Use a name of pg_timezone_names, such as UTC or Europe/Brussels."),
     ("zone that is an offset", {"deadline_column": "local", "zone": "UTC+5"}, "there is no time zone 'UTC+5'", "Use a name"),
-    ("useless zone", {"zone": "UTC"}, "zone 'UTC' is of no use: the columns of shop say their own", "Leave out zone."),
+    ("useless zone", {"zone": "UTC"}, "zone 'UTC' is of no use: the columns of public.shop say their own", "Leave out zone."),
     # Stamps.
     ("unknown stamp", {"stamp_column": "nope"}, "shop has no column nope", "Its columns are"),
-    ("stamp of text", {"stamp_column": "notes"}, "stamp column shop.notes has type text", "A stamp is a timestamp"),
+    ("stamp of text", {"stamp_column": "notes"}, "stamp column public.shop.notes has type text", "A stamp is a timestamp"),
     ("stamp without zone", {"stamp_column": "stamped_local"},
-     "stamp column shop.stamped_local has type timestamp without time zone, which says no time zone",
+     "stamp column public.shop.stamped_local has type timestamp without time zone, which says no time zone",
      "Declare the zone that it is written in, such as stamp_zone => 'UTC'."),
     ("stamp zone of a stamp with zone", {"stamp_column": "stamped", "stamp_zone": "UTC"},
-     "stamp column shop.stamped has type timestamp with time zone, which needs no zone", "Leave out stamp_zone."),
+     "stamp column public.shop.stamped has type timestamp with time zone, which needs no zone", "Leave out stamp_zone."),
     ("unknown stamp zone", {"stamp_column": "stamped_local", "stamp_zone": "X"}, "there is no time zone 'X'", "Use a name"),
     ("stamp zone without stamp", {"stamp_zone": "UTC"}, "stamp_zone 'UTC' is of no use: policy p has no stamp column",
      "Leave out stamp_zone."),
     ("stamp that is never null", {"status_column": None, "held": None, "expired": None, "stamp_column": "stamped_always"},
-     "stamp column shop.stamped_always is NOT NULL, so no row is held",
+     "stamp column public.shop.stamped_always is NOT NULL, so no row is held",
      "Without a status column, held means that the stamp is NULL."),
     # States.
     ("unknown status", {"status_column": "nope"}, "shop has no column nope", "Its columns are"),
     ("generated status", {"status_column": "is_expired", "held": ["f"], "expired": "t"},
-     "status column shop.is_expired is generated and cannot be written", "Name the column that it is generated from."),
+     "status column public.shop.is_expired is generated and cannot be written", "Name the column that it is generated from."),
     ("identity status", {"status_column": "serial_status", "held": ["1"], "expired": "2"},
-     "status column shop.serial_status is an identity column", None),
-    ("expression in a view", {"target": "shop_upper"}, "status column shop_upper.status cannot be updated through the view",
+     "status column public.shop.serial_status is an identity column", None),
+    ("expression in a view", {"target": "shop_upper"}, "status column public.shop_upper.status cannot be updated through the view",
      "Let the view show the table's own column, not an expression."),
     ("no status, no stamp", {"status_column": None, "held": None, "expired": None},
      "policy p has neither a status column nor a stamp column", "Name the column that tells a held row from an expired"),
@@ -287,18 +287,18 @@ REFUSED = [
     ("held and expired", {"expired": "held"}, "state 'held' is both held and expired", "A hold that stays held would be"),
     ("held and expired in two spellings", {"status_column": "flag", "held": ["t"], "expired": "true"},
      "state 'true' is both held and expired", "A hold that stays held"),
-    ("unknown label", {"status_column": "label", "held": ["Held"]}, "column shop.label of type st does not take the value 'Held'",
+    ("unknown label", {"status_column": "label", "held": ["Held"]}, "column public.shop.label of type public.st does not take the value 'Held'",
      "Allowed are 'held', 'consumed', 'expired'."),
     ("unknown label for expired", {"status_column": "label", "expired": "gone"},
-     "column shop.label of type st does not take the value 'gone'", "Allowed are 'held', 'consumed', 'expired'."),
+     "column public.shop.label of type public.st does not take the value 'gone'", "Allowed are 'held', 'consumed', 'expired'."),
     ("too long", {"status_column": "short", "held": ["abc"], "expired": "abcd"},
-     "column shop.short of type character varying(3) does not take the value 'abcd'", "Give the value as the column would"),
-    ("outside of the domain", {"status_column": "mood", "expired": "gone"}, "column shop.mood of type mood does not take", "Give"),
+     "column public.shop.short of type character varying(3) does not take the value 'abcd'", "Give the value as the column would"),
+    ("outside of the domain", {"status_column": "mood", "expired": "gone"}, "column public.shop.mood of type public.mood does not take", "Give"),
     ("too large", {"status_column": "level", "held": ["0"], "expired": "32768"},
-     "column shop.level of type smallint does not take the value '32768'", "Give the value as the column would store it."),
+     "column public.shop.level of type smallint does not take the value '32768'", "Give the value as the column would store it."),
     ("no number", {"status_column": "level", "held": ["held"]}, "of type smallint does not take the value 'held'", "Give"),
     ("no boolean", {"status_column": "flag", "held": ["maybe"], "expired": "f"},
-     "column shop.flag of type boolean does not take the value 'maybe'", "Give the value as the column would store it."),
+     "column public.shop.flag of type boolean does not take the value 'maybe'", "Give the value as the column would store it."),
     # Keys.
     ("no primary key", {"target": "shop_keyless"}, "shop_keyless has no primary key that could identify a hold",
      "Add a primary key, or name the columns of a unique index over NOT NULL columns as key_columns."),
@@ -306,30 +306,30 @@ REFUSED = [
      "Let the view show the primary key of its table, under the same name."),
     ("view with a renamed key", {"target": "shop_renamed"}, "shop_renamed has no primary key", "Let the view show the primary"),
     ("renamed key by name", {"target": "shop_renamed", "key_columns": ["hold_id"]},
-     "the columns (hold_id) do not identify a row of shop_renamed", KEY_HINT),
+     "the columns (hold_id) do not identify a row of public.shop_renamed", KEY_HINT),
     ("unknown key", {"key_columns": ["nope"]}, "shop has no column nope", "Its columns are"),
     ("null key", {"key_columns": ["id", None]}, "shop has no column NULL", "Its columns are"),
-    ("empty key", {"key_columns": []}, "the columns () do not identify a row of shop", KEY_HINT),
-    ("not unique", {"key_columns": ["status"]}, "the columns (status) do not identify a row of shop", KEY_HINT),
-    ("part of a key", {"key_columns": ["id", "status"]}, "the columns (id, status) do not identify a row of shop", KEY_HINT),
-    ("nullable key", {"key_columns": ["maybe"]}, "the columns (maybe) do not identify a row of shop", KEY_HINT),
-    ("partial unique index", {"key_columns": ["half"]}, "the columns (half) do not identify a row of shop", KEY_HINT),
-    ("deferrable key", {"key_columns": ["late"]}, "the columns (late) do not identify a row of shop", KEY_HINT),
-    ("unique expression", {"key_columns": ["lower"]}, "the columns (lower) do not identify a row of shop", KEY_HINT),
+    ("empty key", {"key_columns": []}, "the columns () do not identify a row of public.shop", KEY_HINT),
+    ("not unique", {"key_columns": ["status"]}, "the columns (status) do not identify a row of public.shop", KEY_HINT),
+    ("part of a key", {"key_columns": ["id", "status"]}, "the columns (id, status) do not identify a row of public.shop", KEY_HINT),
+    ("nullable key", {"key_columns": ["maybe"]}, "the columns (maybe) do not identify a row of public.shop", KEY_HINT),
+    ("partial unique index", {"key_columns": ["half"]}, "the columns (half) do not identify a row of public.shop", KEY_HINT),
+    ("deferrable key", {"key_columns": ["late"]}, "the columns (late) do not identify a row of public.shop", KEY_HINT),
+    ("unique expression", {"key_columns": ["lower"]}, "the columns (lower) do not identify a row of public.shop", KEY_HINT),
     # Constants.
     ("set that is a list", {"set": "[1]"}, "set must be a JSON object of column and constant, not array", "Such as"),
     ("set that is a word", {"set": '"x"'}, "set must be a JSON object of column and constant, not string", "Such as"),
     ("set that is null", {"set": "null"}, "set must be a JSON object of column and constant, not null", "Such as"),
     ("set of an unknown column", {"set": '{"nope": 1}'}, "shop has no column nope", "Its columns are"),
-    ("set of the key", {"set": '{"id": 1}'}, "set column shop.id is an identity column", None),
+    ("set of the key", {"set": '{"id": 1}'}, "set column public.shop.id is an identity column", None),
     ("set of a named key", {"key_columns": ["code"], "set": '{"code": 1}'}, "set names a column of the key (code)", "A hold must keep"),
     ("set of the found key", {"target": "shop_secret", "set": '{"id": 1}'}, "set names a column of the key (id)", "A hold must keep"),
     ("set of the status", {"set": '{"status": "x"}'}, "set names the column status, which the transition writes already",
      "Leave it out of set."),
     ("set of the stamp", {"stamp_column": "stamped", "set": '{"stamped": null}'}, "set names the column stamped", "Leave it"),
-    ("set of a wrong type", {"set": '{"level": "x"}'}, "column shop.level of type smallint does not take the value 'x'", "Give"),
-    ("set null of not null", {"set": '{"amount": null}'}, "set would make the NOT NULL column shop.amount null", None),
-    ("set of a generated column", {"set": '{"is_expired": true}'}, "set column shop.is_expired is generated", "Name the"),
+    ("set of a wrong type", {"set": '{"level": "x"}'}, "column public.shop.level of type smallint does not take the value 'x'", "Give"),
+    ("set null of not null", {"set": '{"amount": null}'}, "set would make the NOT NULL column public.shop.amount null", None),
+    ("set of a generated column", {"set": '{"is_expired": true}'}, "set column public.shop.is_expired is generated", "Name the"),
     ("unknown payload", {"payload_columns": ["nope"]}, "shop has no column nope", "Its columns are"),
     ("null payload", {"payload_columns": [None]}, "shop has no column NULL", "Its columns are"),
 ]  # fmt: skip
@@ -415,7 +415,9 @@ def test_a_key_without_an_unambiguous_text_is_refused(core, column_type):
         "select format_type(atttypid, atttypmod) from pg_attribute where attrelid = 'odd'::regclass and attname = 'id'"
     )
     assert error.sqlstate == "RP003"
-    assert error.diag.message_primary == f"key column odd.id has type {spelled}, whose text form is not unambiguous"
+    assert (
+        error.diag.message_primary == f"key column public.odd.id has type {spelled}, whose text form is not unambiguous"
+    )
     assert error.diag.message_hint.startswith("Keys may be integers, numeric, text, uuid, bytea")
 
 
@@ -434,12 +436,17 @@ def test_row_level_security_that_hides_rows_is_refused(core):
     )
     error = refuse(core, target="shop_secret", deadline_column="until")
     assert error.sqlstate == "RP003"
-    assert error.diag.message_primary == "row level security of shop_secret would hide holds from role pgreaper_clerk"
+    assert (
+        error.diag.message_primary
+        == "row level security of public.shop_secret would hide holds from role pgreaper_clerk"
+    )
     assert error.diag.message_hint.startswith("Register and run as a role with BYPASSRLS, or as the owner of a table")
 
     core.do("reset role", "alter table shop_secret force row level security, owner to pgreaper_clerk")
     core.do("set local role pgreaper_clerk")
-    assert "row level security of shop_secret" in str(refuse(core, target="shop_secret", deadline_column="until"))
+    assert "row level security of public.shop_secret" in str(
+        refuse(core, target="shop_secret", deadline_column="until")
+    )
 
     core.do("alter table shop_secret no force row level security")
     assert core.register(target="shop_secret", deadline_column="until")
@@ -469,7 +476,7 @@ def test_row_level_security_under_a_view_is_refused(core):
         error = refuse(core, target=view, deadline_column="until")
         assert error.sqlstate == "RP003"
         assert error.diag.message_primary == (
-            f"row level security of secrets, which view {view} reads, would hide rows from role pgreaper_clerk"
+            f"row level security of public.secrets, which view public.{view} reads, would hide rows from role pgreaper_clerk"
         )
         assert error.diag.message_hint.startswith("Give the view to a role with BYPASSRLS")
     core.do("alter table secrets owner to pgreaper_clerk")
@@ -491,15 +498,15 @@ def test_only_the_owner_registers_and_only_what_he_may_update(core):
         "set local role pgreaper_clerk",
     )
     error = refuse(core, target="shop", deadline_column="until")
-    assert (error.sqlstate, error.diag.message_primary) == ("RP003", "role pgreaper_clerk does not own shop")
+    assert (error.sqlstate, error.diag.message_primary) == ("RP003", "role pgreaper_clerk does not own public.shop")
     assert error.diag.message_hint == ("A policy makes other roles write to the table: let its owner register it.")
 
     core.do("reset role", "alter table shop_secret disable row level security, owner to pgreaper_clerk")
     core.do("revoke update on shop_secret from pgreaper_clerk", "set local role pgreaper_clerk")
     error = refuse(core, target="shop_secret", deadline_column="until")
     assert error.sqlstate == "RP003"
-    assert error.diag.message_primary == "role pgreaper_clerk may not update column shop_secret.status"
-    assert error.diag.message_hint == "grant update (status) on shop_secret to pgreaper_clerk"
+    assert error.diag.message_primary == "role pgreaper_clerk may not update column public.shop_secret.status"
+    assert error.diag.message_hint == "grant update (status) on public.shop_secret to pgreaper_clerk"
 
 
 def test_where_it_cannot_write_it_says_so(committed, core, holds):

@@ -201,7 +201,7 @@ def test_c054_another_column_under_the_name_of_the_key_is_no_key(core):
         error = core.refused(
             "select pgreaper.reaper_register('p', %s, 'expires_at', 'status', '{held}', 'expired', 't')", view
         )
-        assert error.diag.message_primary == f"{view} has no primary key that could identify a hold"
+        assert error.diag.message_primary == f"public.{view} has no primary key that could identify a hold"
     core.register(target="over_fine")
     assert core.column("select key_columns from pgreaper.policies") == [["odd \\ (id)"]]
 

@@ -1,0 +1,536 @@
+"""
+Whoever may create objects in a schema of the caller's path gets none of them into pgreaper's statements.
+
+pgreaper runs as its caller.  A function, operator, type or temporary table that lies where the caller's path is
+searched first would otherwise be called instead of the server's own, with the caller's rights.  The user's
+triggers, views and domains on the other hand must find what the caller's path finds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from pgreaper import Reaper
+from pgreaper.cli import main
+from pgreaper.connection import resolve
+from pgreaper.errors import ReaperError
+from pgreaper.statement import qualified
+from pgreaper.worker import Settings, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Connection = psycopg.Connection[Any]
+
+# A trap counts in a sequence, which no rollback undoes: one that is sprung inside a handler is told, too.
+TRAPS = r"""
+create schema hostile;
+create sequence hostile.sprung;
+
+create function hostile.spring(what text) returns boolean language plpgsql as $trap$
+begin
+  perform pg_catalog.nextval('hostile.sprung');
+  raise exception 'hijacked: %', what using errcode = 'HJ001';
+end
+$trap$;
+
+do $shadow$
+declare
+  c_types constant oid[] := array(
+    select t.oid from pg_type as t
+     where t.typnamespace = 'pg_catalog'::regnamespace
+       and t.typname = any (string_to_array(
+         'text varchar bpchar name char bool int2 int4 int8 float4 float8 numeric oid tid xid xid8 date time timestamptz timestamp'
+         ' interval uuid json jsonb bytea regclass regtype regnamespace regrole tstzrange int2vector'
+         ' _text _name _timestamptz _tid _int2 _int4 _int8 _float8 _bool _uuid _jsonb'
+         ' anyarray anyelement anynonarray anyenum anycompatible anycompatiblearray anycompatiblenonarray anyrange', ' ')));
+  v record;
+begin
+  -- Functions; an aggregate is shadowed by a function.  Of two exact matches the first in the path is taken.
+  for v in
+    select p.oid, p.proname, p.proretset, format_type(p.prorettype, null) as result,
+           (select string_agg(case when p.provariadic <> 0 and a.n = p.pronargs then 'variadic ' else '' end
+                              || format_type(a.type, null), ', ' order by a.n)
+              from unnest(p.proargtypes) with ordinality as a (type, n)) as arguments
+      from pg_proc as p
+     where p.pronamespace = 'pg_catalog'::regnamespace
+       and p.proargtypes::oid[] <@ c_types
+       and p.prokind in ('f', 'a', 'w')
+       and exists (select from pg_type as t where t.oid = p.prorettype and (t.typtype <> 'p' or t.typname ~ '^any|^void$'))
+  loop
+    begin
+      execute format('create function hostile.%I(%s) returns %s%s language plpgsql as %L', v.proname, v.arguments,
+        case when v.proretset then 'setof ' else '' end, v.result, format('begin perform hostile.spring(%L); end', v.proname));
+    exception
+      -- The same arguments as of another kind of function.
+      when duplicate_function or invalid_function_definition then null;
+    end;
+  end loop;
+
+  -- Variadic "any" is for functions in C only, so as many arguments as anybody passes.
+  for v in
+    select n.name, array_to_string(array_fill('text'::text, array[s.size]), ', ') as arguments
+      from unnest('{format,concat,concat_ws,json_build_array,jsonb_build_object,jsonb_build_array}'::text[]) as n (name)
+     cross join generate_series(1, 16) as s (size)
+  loop
+    execute format('create or replace function hostile.%I(%s) returns text language plpgsql as %L', v.name, v.arguments,
+      format('begin perform hostile.spring(%L); end', v.name));
+  end loop;
+
+  for v in
+    select o.oid, o.oprname, concat_ws(', ', case when o.oprleft <> 0 then format_type(o.oprleft, null) end,
+                                       format_type(o.oprright, null)) as arguments,
+           concat_ws(', ', case when o.oprleft <> 0 then 'leftarg = ' || format_type(o.oprleft, null) end,
+                     'rightarg = ' || format_type(o.oprright, null)) as sides,
+           format_type(o.oprresult, null) as result
+      from pg_operator as o
+     where o.oprnamespace = 'pg_catalog'::regnamespace
+       and (o.oprleft = 0 or o.oprleft = any (c_types)) and o.oprright = any (c_types) and o.oprcode <> 0
+  loop
+    execute format('create function hostile.op_%s(%s) returns %s language plpgsql as %L', v.oid, v.arguments, v.result,
+      format('begin perform hostile.spring(%L); end', v.oprname || ' of ' || v.arguments));
+    execute format('create operator hostile.%s (%s, function = hostile.op_%s)', v.oprname, v.sides, v.oid);
+  end loop;
+
+  -- Types of the server whose names are no words of the grammar, and its catalogs.
+  for v in
+    select t.typname from pg_type as t
+     where t.typnamespace = 'pg_catalog'::regnamespace and t.typtype = 'b' and t.typcategory <> 'A' and t.typname <> 'char'
+       and t.oid = any (c_types)
+  loop
+    execute format('create domain hostile.%I as pg_catalog.text check (hostile.spring(%L))', v.typname, 'type ' || v.typname);
+  end loop;
+  for v in
+    select c.relname from pg_class as c where c.relnamespace = 'pg_catalog'::regnamespace and c.relkind in ('r', 'v')
+  loop
+    execute format('create view hostile.%I as select hostile.spring(%L) as oid', v.relname, 'relation ' || v.relname);
+  end loop;
+end
+$shadow$;
+"""
+
+# The same for types of the user's own: an exact match before the server's polymorphic or coerced one.
+OWN_TRAPS = """
+do $shadow$
+declare
+  v record;
+begin
+  for v in
+    select o.name, l.type as l, r.type as r, row_number() over () as n
+      from unnest('{=,<>,<,<=,>,>=}'::text[]) as o (name)
+     cross join unnest('{mood,short_text,word,varchar,char(4)}'::text[]) as l (type)
+     cross join unnest('{mood,short_text,word,varchar,char(4),text}'::text[]) as r (type)
+     where l.type = r.type or r.type = 'text'
+  loop
+    execute format('create function hostile.own_%s(%s, %s) returns boolean language plpgsql as %L', v.n, v.l, v.r,
+      format('begin perform hostile.spring(%L); end', v.name || ' of ' || v.l));
+    begin
+      execute format('create operator hostile.%s (leftarg = %s, rightarg = %s, function = hostile.own_%s)', v.name, v.l, v.r, v.n);
+    exception
+      when duplicate_function then null;
+    end;
+  end loop;
+end
+$shadow$;
+"""
+
+# Relations and types are looked for among the temporary ones first of all, unless the path says otherwise.
+TEMPORARY = [
+    "policies", "claims", "failures", "transitions", "events", "cursors", "totals", "locked", "done",
+    "pg_class", "pg_attribute", "pg_type", "pg_index", "pg_locks", "pg_proc", "pg_constraint", "pg_namespace",
+    "text", "uuid", "tid", "oid", "name", "date", "timestamptz", "json", "jsonb", "bytea", "regclass", "regtype",
+    "plain", "labelled", "zoned", "parted", "seen_through", "enumerated", "domained", "composed", "stamped", "cited",
+]  # fmt: skip
+
+MOST = "id bigint generated always as identity primary key, expires_at timestamptz, note text"
+TARGETS = {
+    "plain": f"create table shop.plain ({MOST}, status text default 'held')",
+    "labelled": f"create table shop.labelled ({MOST}, status varchar(9) default 'held')",
+    "padded": f"create table shop.padded ({MOST}, status char(9) default 'held')",
+    "enumerated": f"create table shop.enumerated ({MOST}, status mood default 'held')",
+    "domained": f"create table shop.domained ({MOST}, status short_text default 'held')",
+    "cited": f"create table shop.cited ({MOST}, status word default 'held')",
+    "composed": "create table shop.composed (seat varchar(9) default gen_random_uuid()::text::varchar(9), day date default"
+    " '2026-01-01', at numeric default 1.50, status text default 'held', expires_at timestamptz, note text,"
+    " primary key (seat, day, at))",
+    "mooded": "create table shop.mooded (id mood primary key default 'held', status text default 'held',"
+    " expires_at timestamptz, note text)",
+    "named": f"create table shop.named (id short_text primary key default gen_random_uuid()::text, status text"
+    " default 'held', expires_at timestamptz, note text)",
+    "instant": "create table shop.instant (id timestamptz primary key default clock_timestamp() + random() * interval '1 day', status text"
+    " default 'held', expires_at timestamptz, note text)",
+    "zoned": "create table shop.zoned (id uuid primary key default gen_random_uuid(), status text default 'held',"
+    " expires_at timestamp, expired_at timestamp, note text)",
+    "daily": "create table shop.daily (id bytea primary key default gen_random_uuid()::text::bytea, status boolean"
+    " default false, expires_at date, note text)",
+    "stamped": f"create table shop.stamped ({MOST}, expired_at timestamptz)",
+    "parted": "create table shop.parted (id integer generated always as identity, status text default 'held',"
+    " expires_at timestamptz, note text, primary key (id, status)) partition by list (status);"
+    " create table shop.parted_held partition of shop.parted for values in ('held');"
+    " create table shop.parted_rest partition of shop.parted default",
+    "seen_through": f"create table shop.behind ({MOST}, status text default 'held');"
+    " create view shop.seen_through as select id, expires_at, note, status from shop.behind where note is not null",
+}  # fmt: skip
+SPECIAL: dict[str, dict[str, Any]] = {
+    "zoned": {"zone": "Europe/Brussels", "stamp_column": "expired_at"},
+    "daily": {"zone": "UTC", "held": ["false"], "expired": "true"},
+    "stamped": {"status_column": None, "held": None, "expired": None, "stamp_column": "expired_at"},
+    "labelled": {"held": ["held", "reserved"], "set": {"note": "gone"}},
+    "enumerated": {"held": ["held", "reserved"]},
+    "plain": {"payload_columns": ["note"], "grace": "1 second"},
+}
+
+
+@pytest.fixture
+def hostile(committed: Any, core: Any, dsn: str) -> Callable[..., Connection]:
+    """Lay the traps, and hand out connections whose path leads into them before anything else."""
+    core.do(
+        "create schema shop",
+        "create type mood as enum ('held', 'reserved', 'expired', 'consumed')",
+        "create domain short_text as varchar(40) check (value <> '')",
+        # A type of the user's own, with operators of its own, in a schema of its own: as citext.
+        "create schema words",
+        "create type words.word",
+        "create function words.word_in(cstring) returns words.word immutable strict language internal as 'textin'",
+        "create function words.word_out(words.word) returns cstring immutable strict language internal as 'textout'",
+        "create type words.word (input = words.word_in, output = words.word_out, like = text, category = 'S')",
+        "create cast (words.word as text) without function as implicit",
+        "create cast (text as words.word) without function as assignment",
+        *(
+            f"create function words.{name}(words.word, words.word) returns boolean immutable strict language sql"
+            f" set search_path = pg_catalog, pg_temp as $$ select lower($1::text) {sign} lower($2::text) $$"
+            for name, sign in (("lt", "<"), ("le", "<="), ("eq", "="), ("ge", ">="), ("gt", ">"))
+        ),
+        "create function words.cmp(words.word, words.word) returns integer immutable strict language sql"
+        " set search_path = pg_catalog, pg_temp as $$ select bttextcmp(lower($1::text), lower($2::text)) $$",
+        *(
+            f"create operator words.{sign} (leftarg = words.word, rightarg = words.word, function = words.{name})"
+            for name, sign in (("lt", "<"), ("le", "<="), ("eq", "="), ("ge", ">="), ("gt", ">"))
+        ),
+        "create operator class words.word_ops default for type words.word using btree as operator 1 words.<,"
+        " operator 2 words.<=, operator 3 words.=, operator 4 words.>=, operator 5 words.>, function 1 words.cmp(words.word, words.word)",
+        "set search_path = public, words",
+        *(statement for text in TARGETS.values() for statement in text.split(";")),
+        TRAPS,
+        OWN_TRAPS,
+        "reset search_path",
+    )
+
+    def connect(**arguments: Any) -> Connection:
+        connection: Connection = committed(
+            options="-c search_path=hostile,public,pg_catalog -c statement_timeout=20s", **arguments
+        )
+        for name in TEMPORARY:
+            connection.execute(f"create temporary table {name} ()")
+        return connection
+
+    return connect
+
+
+def sprung(core: Any) -> bool:
+    return bool(core.value("select is_called from hostile.sprung"))
+
+
+def test_the_traps_are_set(hostile, core):
+    """What this file says is worth something: plain statements of the session do fall into them."""
+    victim = hostile()
+    for statement in (
+        "select 'a'::pg_catalog.varchar = 'b'::pg_catalog.varchar",
+        "select 1 <= 2",
+        "select 'a' || 'b'",
+        "select cardinality(array['a'])",
+        "select * from unnest(array['a'])",
+        "select array_agg(c.v) from (values ('a'), ('b')) as c (v)",
+        "select format('%s', 'a')",
+        "select 'held'::public.mood = 'held'::public.mood",
+        "select oid from pg_attribute",
+        "select pg_catalog.clock_timestamp() - pg_catalog.clock_timestamp()",
+        "select min(c.v) from (values (1)) as c (v)",
+        "select 'a' in ('a', 'b')",
+        "select 'a'::pg_catalog.text like 'b'",
+    ):
+        core.do("select setval('hostile.sprung', 1, false)")
+        with pytest.raises(psycopg.Error):
+            victim.execute(statement)
+        assert sprung(core) or "min" in statement or "pg_attribute" in statement or "array_agg" in statement, statement
+    with pytest.raises(psycopg.Error):
+        victim.execute("select 'a'::text")  # a composite type, of a temporary table
+    functions, operators = core.rows(
+        "select (select count(*) from pg_proc where pronamespace = 'hostile'::regnamespace),"
+        "       (select count(*) from pg_operator where oprnamespace = 'hostile'::regnamespace)"
+    )[0]
+    assert functions > 1500
+    assert operators > 450
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_c060_nothing_is_hijacked(hostile, core, dsn, kind):
+    """Every function and view, through the driver and in plain SQL, over every kind of target: no trap springs."""
+    victim = hostile()
+    reaper = Reaper(victim)
+    target = f"shop.{kind}"
+    wanted = {
+        "deadline_column": "expires_at",
+        "status_column": "status",
+        "held": ["held"],
+        "expired": "expired",
+        "owner": "x",
+    }
+    few = 1 if kind == "mooded" else 12
+    late = "now() - interval '3 days'" if kind in ("zoned", "daily") else "now() - interval '1 hour'"
+
+    def lay(note: str = "good") -> None:
+        core.do(
+            f"insert into {target} (expires_at, note) select {late} + g * interval '1 second', '{note}'"
+            f" from generate_series(1, {few}) as g"
+        )
+
+    def refuse() -> None:
+        table = "shop.behind" if kind == "seen_through" else target
+        core.do(
+            "create function shop.refuses() returns trigger language plpgsql set search_path = pg_catalog, pg_temp as"
+            " $$ begin raise check_violation; end $$",
+            f"create trigger refuses before update on {table} for each row when (old.note = 'bad')"
+            " execute function shop.refuses()",
+        )
+
+    def look() -> None:
+        reaper.status()
+        reaper.policies()
+        reaper.batches()
+        reaper.dead_letters()
+        reaper.dead_letters("p", key="1", error_class="X", older_than="1 hour")
+        reaper.dead(["p"])
+        reaper.suspended(["p"])
+        reaper.next_due()
+        reaper.next_due(["p"])
+        reaper.preview("p")
+        reaper.verify("p")
+        reaper.server()
+        for view in core.column(
+            "select c.relname from pg_class as c where c.relnamespace = 'pgreaper'::regnamespace and c.relkind = 'v' order by 1"
+        ):
+            victim.execute(f"table pgreaper.{view}")
+
+    try:
+        reaper.register("p", target, **(wanted | SPECIAL.get(kind, {})))
+        look()
+        # Sweep.
+        lay()
+        assert reaper.sweep("p", batch=5) == few
+        # Claim, payload, keys apart, renewal, release, expiry, and the same answer again.
+        core.do(f"delete from {target}")
+        lay()
+        look()
+        got = reaper.claim("p", batch=9, worker="w", rescan=True, session=True)
+        assert got
+        look()
+        reaper.renew(got[0].token)
+        reaper.time_left(got[0].token)
+        reaper.release(got[0].token)
+        got = reaper.claim("p", batch=9, worker="w")
+        assert {o.outcome for o in reaper.expire(got[0].token, keys=[got[0].key])} == {"expired"}
+        assert {o.outcome for o in reaper.expire(got[0].token)} == {"expired"}
+        assert {o.outcome for o in reaper.expire(got[0].token)} == {"expired"}
+        assert reaper.failures(got[0].token) == []
+        batch = reaper.claim_batch("p", batch=9)
+        if batch:
+            assert reaper.expire_batch(batch.token).keys() == {"expired"}
+        assert [e.outcome for e in reaper.history("p", got[0].key)][-1] == "expired"
+        # A handler's failure, then a retry, and what moved on meanwhile.
+        core.do(f"delete from {target}")
+        lay()
+        got = reaper.claim("p", rescan=True)
+        reaper.fail(got[0].token, got[0].key, error_class="E", transient=True, retry_in="0 seconds")
+        if few > 1:
+            reaper.fail(got[0].token, got[1].key, error_class="E", final=True)
+        reaper.expire(got[0].token)
+        look()
+        assert reaper.sweep("p") == 1
+        core.do("update pgreaper.failures set failed_at = failed_at - interval '1 day'")
+        assert len(reaper.replay("p", error_class="E", older_than="1 hour", reason="r")) == (few > 1)
+        assert reaper.sweep("p") == (few > 1)
+        # A bad hold among good ones is found by halving; a discard.
+        if few > 1:
+            core.do(f"delete from {target}")
+            refuse()
+            lay()
+            core.do(f"insert into {target} (expires_at, note) select {late}, 'bad' from generate_series(1, 2)")
+            got = reaper.claim("p", rescan=True)
+            assert {o.outcome for o in reaper.expire(got[0].token)} == {"expired", "dead-letter"}
+            assert len(reaper.discard("p", reason="r", error_class="ConstraintViolation")) == 2
+            # All fail: suspended, then tried with the youngest.
+            core.do(f"delete from {target}")
+            lay("bad")
+            with pytest.raises(ReaperError) as caught:
+                reaper.sweep("p")
+            assert "suspended" in str(caught.value)
+            look()
+            core.do("update pgreaper.cursors set suspended_until = now()")
+            with pytest.raises(ReaperError):
+                reaper.sweep("p")
+            core.do(
+                f"delete from {target}",
+                "delete from pgreaper.failures",
+                "update pgreaper.cursors set suspended_until = now()",
+            )
+            lay()
+            assert reaper.sweep("p") == few
+        # A lease that lapsed is taken back.
+        core.do(f"delete from {target}", "delete from pgreaper.failures")
+        lay()
+        got = reaper.claim("p", rescan=True)
+        core.do("update pgreaper.claims set claim_until = now() - interval '1 hour' where finished_at is null")
+        reaper.claim("p", rescan=True)
+        assert core.value("select count(*) from pgreaper.events where kind = 'taken-back'") == 1
+        core.do("update pgreaper.claims set claim_until = now() - interval '1 hour' where finished_at is null")
+        reaper.sweep()
+        reaper.pause("p", reason="r")
+        look()
+        reaper.resume("p")
+        victim.execute("select pgreaper.reaper_prune()")
+        # The worker, in a session of its own.
+        core.do(f"delete from {target}", "delete from pgreaper.failures")
+        lay()
+        hostile_url = f"{dsn}&options=-c%20search_path%3Dhostile,public,pg_catalog"
+        assert Worker(resolve(hostile_url), Settings(batch=5), log=lambda line: None).run().exit_code == 0
+        assert main(["status", "--json", "--database-url", hostile_url]) == 0
+        core.do("update pgreaper.claims set claim_until = now() - interval '1 hour' where finished_at is null")
+        reaper.unregister("p")
+        assert reaper.history("p", "1") is not None
+    except psycopg.Error as error:
+        assert not sprung(core), error
+        raise
+    except ReaperError as error:
+        assert not sprung(core), error.original
+        raise
+    assert not sprung(core)
+
+
+def test_the_register_command_is_not_hijacked(hostile, core, dsn):
+    """The command that looks at indexes and the planner as well."""
+    hostile()
+    url = f"{dsn}&options=-c%20search_path%3Dhostile,public,pg_catalog"
+    for kind in ("plain", "enumerated", "zoned", "seen_through", "parted"):
+        arguments = [
+            "register",
+            kind,
+            f"shop.{kind}",
+            "--deadline",
+            "expires_at",
+            "--status",
+            "status",
+            "--held",
+            "held",
+        ]
+        arguments += ["--held", "reserved"] if kind == "enumerated" else []
+        arguments += ["--zone", "UTC"] if kind == "zoned" else []
+        assert main([*arguments, "--expired", "expired", "--owner", "x", "--database-url", url]) == 0
+    assert not sprung(core)
+
+
+@pytest.mark.parametrize("way", ["claim", "sweep"])
+def test_triggers_views_and_domains_find_what_the_path_of_the_caller_finds(core, committed, way):
+    """Nothing of pgreaper's path is seen by them: immediate and deferred triggers, view conditions, planner, checks."""
+    core.do(
+        "create schema app",
+        "set search_path = app, public",
+        "create table app.log (what text)",
+        "create table app.paid (id bigint)",
+        "create function app.is_paid(bigint) returns boolean stable language plpgsql as"
+        " $$ begin return exists (select from paid where id = $1); end $$",
+        # Asked by the planner already, for its estimate.
+        "create function app.longest() returns integer stable language plpgsql as"
+        " $$ begin return (select 40 + count(*) from paid); end $$",
+        "create function app.is_state(text) returns boolean stable language plpgsql as"
+        " $$ begin perform from log; return $1 <> ''; end $$",
+        "create domain app.state as text check (app.is_state(value))",
+        "create table app.kept (id bigint primary key, status app.state, expires_at timestamptz, n integer default 1)",
+        "create view app.due as select id, status, expires_at from app.kept where not app.is_paid(id) and n < app.longest()",
+        "create function app.note() returns trigger language plpgsql as"
+        " $$ begin insert into log values (tg_name || ' ' || current_setting('search_path')); return new; end $$",
+        "create trigger before_it before update on app.kept for each row execute function app.note()",
+        "create trigger of_statement before update on app.kept for each statement execute function app.note()",
+        "create constraint trigger at_commit after update on app.kept deferrable initially deferred"
+        " for each row execute function app.note()",
+        "insert into app.kept select g, 'held', now() - interval '1 hour' from generate_series(1, 3) as g",
+        "insert into app.paid values (2)",
+    )
+    core.register(target="app.due")
+    core.do("truncate log")
+    if way == "claim":
+        got = core.claim()
+        assert set(core.expire(got[0].token).values()) == {("expired", "expired")}
+    else:
+        assert core.value("call pgreaper.reaper_sweep()") == 2
+    assert core.value("select current_setting('search_path')") == "app, public"
+    logged = set(core.column("select what from log"))
+    assert logged == {f"{name} app, public" for name in ("before_it", "of_statement", "at_commit")}
+    assert core.column("select id from kept where status = 'expired' order by 1") == [1, 3]
+    assert core.preview()["due"] == 0
+    assert core.status()["state"] == "active"
+
+
+@pytest.mark.parametrize("change", ["set search_path = nowhere", "set local search_path = nowhere"])
+def test_a_trigger_that_changes_the_path_changes_it_for_nobody_else(core, committed, holds, change):
+    """The next batch of the same call is made as the first was, and the caller's path is what it was."""
+    core.do(
+        "create table log (path text)",
+        "create function turns() returns trigger language plpgsql as"
+        f" $$ begin insert into public.log values (current_setting('search_path')); {change}; return new; end $$",
+        "create trigger turns before update on holds for each row execute function turns()",
+    )
+    holds.due(4)
+    core.register(target="public.holds")
+    before = core.value("select current_setting('search_path')")
+    got = core.claim(batch=2)
+    with core.connection.transaction():
+        assert set(core.expire(got[0].token).values()) == {("expired", "expired")}
+        assert core.value("select current_setting('search_path')") == before
+    after = core.value("select current_setting('search_path')")
+    assert after == ("nowhere" if "local" not in change else before), "as after any statement with that trigger"
+
+
+def test_what_is_called_from_outside_pins_its_path(core):
+    """Every public function, and every function that a view calls, says which names it means."""
+    open_ones = core.column("""
+        select p.oid::regprocedure::text from pg_proc as p
+         where p.pronamespace = 'pgreaper'::regnamespace
+           and p.prokind = 'f'
+           and (starts_with(p.proname, 'reaper_')
+                or exists (select from pg_depend as d join pg_rewrite as r on r.oid = d.objid
+                            where d.classid = 'pg_rewrite'::regclass and d.refobjid = p.oid))
+           and not coalesce('search_path=pg_catalog, pg_temp' = any (p.proconfig), false)
+         order by 1""")
+    # They consist of one constant or one call with its schema.
+    assert open_ones == ["pgreaper._clock()", "pgreaper._lateness_bounds()", "pgreaper.reaper_version()"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("select %s::text[], x::jsonb, 1::integer", "select %s::pg_catalog.text[], x::pg_catalog.jsonb, 1::integer"),
+        ("select count(*) from pgreaper.f(a => 1)", "select pg_catalog.count(*) from pgreaper.f(a => 1)"),
+        (
+            "where a = any(%s) and b <> 'a = b'",
+            "where a operator(pg_catalog.=) any(%s) and b operator(pg_catalog.<>) 'a = b'",
+        ),
+        ("extract(epoch from a - b)", "extract(epoch from a operator(pg_catalog.-) b)"),
+        ('"set" => %s', '"set" => %s'),
+    ],
+)
+def test_qualified(statement, expected):
+    """Names of the server's get their schema; literals, named arguments and grammar are left alone."""
+    assert qualified(statement) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["a in (1)", "a not in (1)", "join b using (c)", "a like 'b'", "a between 1 and 2", "a is distinct from b"]
+)
+def test_what_cannot_be_qualified_is_refused(text):
+    """Such a statement would look an operator up in the path without a sign of it."""
+    with pytest.raises(ValueError, match="looks up an operator"):
+        qualified(f"select {text}")
