@@ -266,9 +266,10 @@ def _of_one(
         yield finding("cron-job-address", ERROR,
                       f"connects to port {row['port']}, and this server listens on {home.port}: it was copied from"
                       " another server, and may run there", drop, commands=again)  # fmt: skip
-    wrong = _misuse(row["command"])
+    wrong = misuse(row["command"])
     if wrong is not None:
-        alter = f"select cron.alter_job(job_id => {row['job_id']}, command => 'call pgreaper.reaper_sweep()');"
+        command = literal(mended(row["command"]))
+        alter = f"select cron.alter_job(job_id => {row['job_id']}, command => {command});"
         yield finding("cron-job-command", ERROR, wrong, alter, advice=home.by_superuser)
     if schedule is None or schedule.after(now, home.zone) is None:
         fact = (
@@ -428,11 +429,12 @@ def _of_rights(connection: Connection, jobs: Sequence[Job]) -> Iterator[Finding]
         )  # fmt: skip
 
 
-def _misuse(text: str) -> str | None:
+def misuse(command: str) -> str | None:
     """Why a call of the sweep cannot work, from its text alone."""
-    if "reaper_sweep" not in text:
+    # Semicolons and names in literals and comments mean nothing.
+    bare = _QUOTED.sub(lambda m: " " if m[0].startswith(("--", "/*")) else "'x'", command).strip().rstrip("; \t\r\n")
+    if "reaper_sweep" not in bare:
         return None
-    bare = _QUOTED.sub(" 'x' ", text).strip().rstrip("; \t\r\n")
     if ";" in bare:
         return "sends several statements: a sweep commits, so it must be the only one"
     if re.match(r"select\b", bare, re.IGNORECASE):
@@ -440,6 +442,15 @@ def _misuse(text: str) -> str | None:
     if re.match(r"call\s+reaper_sweep\b", bare, re.IGNORECASE):
         return "calls reaper_sweep without its schema: whether it is found depends on a search_path"
     return None
+
+
+_ARGUMENTS: Final = re.compile(r"\breaper_sweep\s*(\((?:[^()']|'(?:[^']|'')*')*\))")
+
+
+def mended(command: str) -> str:
+    """The one statement that it should be, with the arguments that it has."""
+    match = _ARGUMENTS.search(command)
+    return f"call pgreaper.reaper_sweep{match[1] if match else '()'}"
 
 
 def _complaint(schedule: str) -> str:

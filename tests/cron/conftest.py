@@ -130,7 +130,7 @@ def servers(needs: Callable[..., Path]) -> Iterator[Callable[[str], CronServer]]
 
         def server(mode: str) -> CronServer:
             if mode not in started:
-                settings = {
+                settings: dict[str, str | int | bool] = {
                     "fsync": False,
                     "full_page_writes": False,
                     "shared_preload_libraries": "pg_cron",
