@@ -25,7 +25,7 @@ from pgreaper.schema import Change, Source
 from pgreaper.worker import Run, Settings, Worker
 from tests.concurrency import books
 from tests.conftest import Holds
-from tests.migrations import catalog, history
+from tests.migrations import catalog
 
 Connection = psycopg.Connection[Any]
 Release = Callable[..., Source]
@@ -389,18 +389,23 @@ def test_a_missing_piece_of_the_right_version_does_not_end_a_run_for_the_others(
     assert connection.execute("select count(*) from pgreaper.failures").fetchone() == (0,)
 
 
-def test_the_record_and_the_catalog_agree_after_an_exchange(
-    world: tuple[str, Connection, Holds], release: Release, new_database: Callable[[], str]
+def test_an_exchange_gives_what_a_fresh_install_gives(
+    world: tuple[str, Connection, Holds], release: Release, new_database: Callable[[], str], psql: Callable[..., Any]
 ):
-    """Replaced in place or installed afresh: the same functions, and back again the same as before."""
+    """Replaced in place, by a script, or installed afresh: the same functions; and back, the same as before."""
     dsn, _, _ = world
+    scripted, fresh = new_database(), new_database()
+    schema.install(scripted)
     before = catalog.sources(dsn)
     source = release("0.2", "functions/reaper_claim.sql", "functions/_transition.sql")
-    history.write(source)
+    script = schema._script(source.scripts, schema.upgrade_steps(source.scripts, "head"), start="0001")
+
     schema.install(dsn)
-    fresh = new_database()
     schema.install(fresh)
-    assert catalog.sources(dsn) == catalog.sources(fresh) != before
+    done = psql(scripted, "-v", "ON_ERROR_STOP=1", input=script)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert catalog.sources(dsn) == catalog.sources(fresh) == catalog.sources(scripted) != before
     assert schema.check(dsn).ok
     downgrade(dsn)
     assert catalog.sources(dsn) == before
