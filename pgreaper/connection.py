@@ -260,13 +260,15 @@ class Unreachable(DatabaseUnavailable):
 
 
 def _first_sentence(text: str) -> str:
-    """libpq's message on one line, without the advice that follows and without what we say already."""
-    lines = [line.strip() for line in text.strip().splitlines()]
-    kept = [line for line in lines if line and not line.endswith("?")]
-    if any(line.startswith("Multiple connection attempts") for line in kept):
-        kept = [line.partition(": ")[2] or line for line in kept if line.startswith("- ")]
-    parts = (part.removeprefix("connection failed: ").removeprefix("connection is bad: ") for part in kept[:3])
-    return one_line(" ".join("; ".join(dict.fromkeys(parts)).split()))
+    """libpq's message on one line, one part a host, without its advice and without what we say already."""
+    # Advice is indented, or a sentence of its own.
+    lines = [line for line in text.strip().splitlines() if line.strip() and not line.startswith(("\t", " ", "Either "))]
+    if any(line.startswith("Multiple connection attempts") for line in lines):
+        lines = [re.sub(r"^- .*?': (?=connection |failed )", "", line) for line in lines if line.startswith("- ")]
+    parts = [line.removeprefix("connection failed: ").removeprefix("connection is bad: ").rstrip(".") for line in lines]
+    parts = list(dict.fromkeys(parts))
+    more = f"; and {len(parts) - 3} more" if len(parts) > 3 else ""
+    return one_line(" ".join("; ".join(parts[:3]).split())) + more
 
 
 def _advice(address: Address) -> str:

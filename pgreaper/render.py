@@ -6,6 +6,7 @@ else the same content is plain aligned text, one row a line, and rich is not eve
 imported.  Every cell is escaped before it is shown: see :mod:`pgreaper.text`.
 """
 
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -54,6 +55,11 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], notes: 
         for note in notes:
             console.print(_text(note, "yellow"))
         return
+    # A pipe leads to grep or to a file: nothing is left out unless COLUMNS says how wide it may be, as `watch` does.
+    room = os.environ.get("COLUMNS", "")
+    if room.isdigit() and room != "0":
+        kept = _fitting(columns, rows, int(room), gap=2)
+        columns, rows = [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
     widths = [max(map(len, column)) for column in zip([c.title for c in columns], *rows, strict=True)]
     for row in [[c.title for c in columns], *rows]:
         cells = (cell.rjust(w) if c.right else cell.ljust(w) for cell, w, c in zip(row, widths, columns, strict=True))
@@ -118,10 +124,10 @@ def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: 
     return table
 
 
-def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, gap: int = 3) -> list[int]:
     widths = [max([len(c.title), *(len(row[i]) for row in rows)]) for i, c in enumerate(columns)]
     kept = list(range(len(columns)))
-    while sum(widths[i] + 3 for i in kept) - 3 > width and any(columns[i].priority for i in kept):
+    while sum(widths[i] + gap for i in kept) - gap > width and any(columns[i].priority for i in kept):
         kept.remove(max(kept, key=lambda i: (columns[i].priority, i)))
     return kept
 
