@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from tests.cli.conftest import pgreaper, start, wait_until  # noqa: F401  fixtures
+from pgreaper.cli import main
+from tests.cli.conftest import Result, start, wait_until  # noqa: F401  fixtures
 from tests.driver.conftest import proxy, reaper, work  # noqa: F401  fixtures
 
 if TYPE_CHECKING:
@@ -174,3 +175,19 @@ def past(direct: str) -> Iterator[psycopg.Connection[Any]]:
     """An autocommit connection past the pooler."""
     with psycopg.connect(direct, autocommit=True) as connection:
         yield connection
+
+
+@pytest.fixture
+def pgreaper(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> Callable[..., Result]:
+    """A function that runs a command to its end: what the program's entry point returns and prints."""
+
+    def pgreaper(*arguments: str, url: str | None = None) -> Result:
+        with monkeypatch.context() as patch:
+            patch.setenv("DATABASE_URL", url or request.getfixturevalue("dsn"))
+            code = main(list(arguments))
+        out, err = capsys.readouterr()
+        return Result(code, out, err)
+
+    return pgreaper

@@ -8,7 +8,6 @@ import signal
 import time
 from contextlib import ExitStack
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -19,21 +18,27 @@ from pgreaper.connection import Unreachable, connect, resolve
 from pgreaper.errors import InvalidInput, LeaseLost
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.pooler.conftest import Pooler
 
+# What a daemon that has trouble with the environment, and nothing else, says.
+LINES = re.compile(r"(pgreaper: (.* is up, .*|.*; trying again in [\d.]+ m?s|connected again)\n)+")
 SETTLED = "select not exists (select from holds where status = 'held' and expires_at < now())"
 
 # What an application that gets the server connection next would find: settings, and what lives on a session.
 FOOTPRINT = """
 select jsonb_build_object(
   'settings', (select jsonb_object_agg(name, setting) from pg_settings
-                where name in ('lock_timeout', 'statement_timeout', 'idle_in_transaction_session_timeout', 'search_path',
-                               'role', 'session_authorization', 'TimeZone', 'DateStyle', 'IntervalStyle', 'jit',
-                               'default_transaction_isolation', 'default_transaction_read_only', 'client_min_messages')),
+                where name in ('lock_timeout', 'statement_timeout', 'idle_in_transaction_session_timeout', 'jit',
+                               'search_path', 'role', 'session_authorization', 'TimeZone', 'DateStyle',
+                               'IntervalStyle', 'default_transaction_isolation', 'default_transaction_read_only',
+                               'client_min_messages')),
   'changed', (select jsonb_agg(name order by name) from pg_settings
                where source = 'session' and name !~ '^transaction_'
                  -- The pooler sets these for each client, as the client wants them.
-                 and name not in ('client_encoding', 'DateStyle', 'TimeZone', 'application_name', 'standard_conforming_strings')),
+                 and name not in ('client_encoding', 'DateStyle', 'TimeZone', 'application_name',
+                                  'standard_conforming_strings')),
   'own', concat(current_setting('pgreaper.search_path', true), current_setting('pgreaper.lock_timeout', true)),
   'user', current_user,
   'temporary', (select count(*) from pg_class where relnamespace = pg_my_temp_schema()),
@@ -57,6 +62,10 @@ def clean(found: dict[str, Any]) -> bool:
         and not found["own"]
         and all(found[what] == 0 for what in ("temporary", "advisory", "prepared", "cursors", "listening"))
     )
+
+
+def settled(db: psycopg.Connection[Any]) -> bool:
+    return db.execute(SETTLED).fetchone() == (True,)
 
 
 def wait_for(check, seconds: float = 20) -> None:
@@ -147,7 +156,7 @@ def test_c066_every_command_leaves_nothing_behind(pooler, new_database, pgreaper
 
 @pytest.mark.parametrize("pooler", [{"default_pool_size": "1"}], indirect=True)
 @pytest.mark.parametrize("end", ["drained", "failed", "terminated", "killed"])
-def test_c066_runs_leave_nothing_behind(db, dsn, past, holds, start, wait_until, end):
+def test_c066_runs_leave_nothing_behind(dsn, past, holds, start, end):
     """However a run ends: the application that is served next finds no setting, no lock, no transaction of ours."""
     holds.due(300, overdue="10 minutes")
     holds.register(batch=50)
@@ -158,17 +167,15 @@ def test_c066_runs_leave_nothing_behind(db, dsn, past, holds, start, wait_until,
         )
     elif end in ("terminated", "killed"):
         past.execute(
-            "create function slow() returns trigger language plpgsql as $$ begin perform pg_sleep(0.05); return new; end $$;"
+            "create function slow() returns trigger language plpgsql as"
+            " $$ begin perform pg_sleep(0.05); return new; end $$;"
             "create trigger slow before update on holds for each row execute function slow();"
         )
     pid, before = footprint(dsn)
     worker = start("work", "--shutdown-timeout", "5")
     if end in ("terminated", "killed"):
-        wait_for(
-            lambda: past.execute(
-                "select exists (select from pg_stat_activity where wait_event = 'PgSleep')"
-            ).fetchone()[0]
-        )
+        asleep = "select exists (select from pg_stat_activity where wait_event = 'PgSleep')"
+        wait_for(lambda: past.execute(asleep).fetchone() == (True,))
         worker.popen.send_signal(signal.SIGTERM if end == "terminated" else signal.SIGKILL)
     result, _ = worker.end()
     assert result.code == {"drained": 0, "failed": 1, "terminated": 0, "killed": -9}[end], result
@@ -279,7 +286,7 @@ def test_c065_another_parameter_that_the_pooler_refuses(dsn, monkeypatch):
 
 
 @pytest.fixture
-def gate(tmp_path, monkeypatch) -> Path:
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that calls of the handler ``waiting:for_the_gate`` wait for."""
     gate = tmp_path / "gate"
     (tmp_path / "waiting.py").write_text(
@@ -292,7 +299,7 @@ def gate(tmp_path, monkeypatch) -> Path:
     return gate
 
 
-def leased(past) -> tuple[int | None, Any]:
+def leased(past: psycopg.Connection[Any]) -> Any:
     return past.execute("select session_pid, claim_until from pgreaper.claims where finished_at is null").fetchone()
 
 
@@ -322,7 +329,7 @@ def test_a_killed_workers_holds_wait_for_the_lease(holds, past, direct, start, w
 def test_a_live_workers_holds_are_kept_whatever_its_backend_is(
     holds, past, direct, start, wait_until, pooler, set_clock, gate
 ):
-    """The pooler replaces its server connections under a worker that is busy: its lease goes on, nobody gets its holds."""
+    """Server connections are replaced under a worker that is busy: its lease goes on, nobody gets its holds."""
     holds.due(2, overdue="10 seconds")
     holds.register(lease="1 minute")
     worker = start("work", "--handler", "waiting:for_the_gate", "--concurrency", "2")
@@ -348,20 +355,14 @@ def test_a_live_workers_holds_are_kept_whatever_its_backend_is(
 def test_a_direct_claim_and_a_pooled_one_differ(dsn, direct, holds, past, work):
     """The same worker on both ways: only the direct connection binds its claims to its session."""
     seen = []
-    past.execute("""
-        create function look() returns trigger language plpgsql as $$ begin return new; end $$;
-    """)
+    bound = "select session_pid is not null from pgreaper.claims order by claimed_at desc limit 1"
     for url in (dsn, direct):
         holds.connection.execute("truncate holds restart identity")
         holds.due(1, overdue="10 seconds")
         holds.register()
         run, _ = work(url=url)
         assert run.expired == 1
-        seen.append(
-            past.execute(
-                "select session_pid is not null from pgreaper.claims order by claimed_at desc limit 1"
-            ).fetchone()
-        )
+        seen.append(past.execute(bound).fetchone())
     assert seen == [(False,), (True,)]
 
 
@@ -369,7 +370,7 @@ def test_a_direct_claim_and_a_pooled_one_differ(dsn, direct, holds, past, work):
 
 
 def test_statement_pooling(new_pooler, postgresql, past, pgreaper):
-    """Single statements are all that a run needs, so it works; what needs a transaction says that this pooler has none."""
+    """Single statements are all that a run needs, so it works; what needs a transaction says why it fails."""
     from tests.conftest import Holds
 
     pooler = new_pooler(pool_mode="statement")
@@ -381,9 +382,7 @@ def test_statement_pooling(new_pooler, postgresql, past, pgreaper):
     refused = pgreaper("install", url=url)
     assert (refused.code, refused.out) == (1, "")
     assert "error: the pooler refused: transaction blocks not allowed in statement pooling mode" in refused.err
-    assert (
-        "hint: This needs transactions: pool_mode must be transaction or session, or go past the pooler." in refused.err
-    )
+    assert "hint: This needs transactions: pool_mode must be transaction or session" in refused.err
 
 
 def test_c036_a_full_pooler_is_waited_for(new_pooler, postgresql, past, work):
@@ -425,7 +424,7 @@ def test_a_paused_pooler(pooler, past, postgresql, holds, pgreaper, start, wait_
     assert (once.code, once.out) == (75, ""), once
     wait_for(lambda: len(pooler.show("clients")) >= 1 and "query_wait_timeout" in pooler.log())
     pooler.tell(f"resume {past.info.dbname}")
-    wait_for(lambda: past.execute(SETTLED).fetchone()[0])
+    wait_for(lambda: settled(past))
     daemon.popen.send_signal(signal.SIGTERM)
     result, _ = daemon.end()
     assert result.code == 0, result
@@ -447,7 +446,7 @@ def test_a_pooler_that_is_restarted(pooler, past, holds, start, pgreaper, wait_u
     once = pgreaper("work")
     assert (once.code, "the database cannot be reached" in once.err) == (75, True), once
     pooler.start()
-    wait_for(lambda: past.execute(SETTLED).fetchone()[0])
+    wait_for(lambda: settled(past))
     daemon.popen.send_signal(signal.SIGTERM)
     result, _ = daemon.end()
     assert result.code == 0, result
@@ -455,13 +454,13 @@ def test_a_pooler_that_is_restarted(pooler, past, holds, start, pgreaper, wait_u
 
 
 def test_a_server_that_the_pooler_cannot_log_in_to(new_pooler, cluster, install, pgreaper, start):
-    """The server is down behind a pooler that is up: exit 75 with the pooler's words; a daemon goes on when it is back."""
+    """The server is down behind a pooler that is up: exit 75 with the pooler's words; a daemon waits for it."""
     from tests.conftest import Holds, Server
 
     install(cluster.dsn)
     pooler = new_pooler()
     pooler.server = Server(host=cluster.host, port=cluster.port, user=cluster.superuser)
-    pooler.write(server_login_retry="1")
+    pooler.write(query_wait_timeout="3")
     pooler.tell("reload")
     url = pooler.url("postgres")
     with psycopg.connect(cluster.dsn, autocommit=True) as db:
@@ -469,23 +468,24 @@ def test_a_server_that_the_pooler_cannot_log_in_to(new_pooler, cluster, install,
         holds.due(1, overdue="10 seconds")
         holds.register()
         daemon = start("work", "--daemon", "--poll", "0.2", url=url)
-        wait_for(lambda: db.execute(SETTLED).fetchone()[0])
+        wait_for(lambda: settled(db))
     cluster.stop()
     once = pgreaper("work", url=url)
     assert (once.code, once.out) == (75, ""), once
     again = pgreaper("work", url=url)
     assert again.code == 75
-    assert "error: the pooler refused: " in again.err
-    assert "server" in again.err
+    # New clients are refused, those that were let in wait for so long.
+    assert "server_login_retry" in again.err or "query_wait_timeout" in again.err, again.err
     cluster.start()
     with psycopg.connect(cluster.dsn, autocommit=True) as db:
         db.execute("insert into holds (expires_at) values (now() - interval '10 seconds')")
-        wait_for(lambda: db.execute(SETTLED).fetchone()[0], seconds=40)
+        wait_for(lambda: settled(db), seconds=40)
         assert db.execute("select count(*) from pgreaper.failures").fetchone() == (0,)
     daemon.popen.send_signal(signal.SIGTERM)
     result, _ = daemon.end()
     assert result.code == 0
-    assert result.err.splitlines()[-1] == "pgreaper: connected again"
+    # Whether its statement waited in the pooler or was refused there.
+    assert LINES.fullmatch(result.err), result.err
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
@@ -506,7 +506,7 @@ def test_c114_what_binding_on_the_server_trips_over(reaper, holds):
     """Percent signs, quotes and numbers in arguments travel as arguments, whatever the type on the other side."""
     for name in ("100% %s %I %(x)s", "o'clock", '"quoted"', "a;select 1", "§ ✓"):
         reaper.register(name, "holds", deadline_column="expires_at", status_column="status", held=["held", "50%"],
-                        expired="expired", owner="%L", grace=timedelta(milliseconds=1500), lease="90 seconds")  # fmt: skip
+                        expired="expired", owner="%L", grace=timedelta(seconds=1.5), lease="90 seconds")  # fmt: skip
         assert reaper.pause(name, reason="100 %")
         assert {p.policy: p.pause_reason for p in reaper.policies()}[name] == "100 %"
         assert reaper.resume(name)
@@ -515,7 +515,7 @@ def test_c114_what_binding_on_the_server_trips_over(reaper, holds):
     holds.register()
     (hold, *_) = reaper.claim("holds", batch=2, worker="%s")
     # A key is text there: a number is what people have in hand.
-    assert [o.outcome for o in reaper.expire(hold.token, keys=[1])] == ["expired"]  # type: ignore[list-item]
+    assert [o.outcome for o in reaper.expire(hold.token, keys=[1])] == ["expired"]
     assert reaper.history("holds", "1")[0].worker == "%s"
     with pytest.raises(LeaseLost):
-        reaper.renew("00000000-0000-0000-0000-000000000000")  # type: ignore[arg-type]
+        reaper.renew("00000000-0000-0000-0000-000000000000")

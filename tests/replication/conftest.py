@@ -9,11 +9,12 @@ import psycopg
 import pytest
 
 from pgreaper import schema
+from pgreaper.cli import main
 from pgreaper.embedded import Cluster
-from tests.cli.conftest import Process, pgreaper, start  # noqa: F401  fixtures
+from tests.cli.conftest import Process, Result, start  # noqa: F401  fixtures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # Speed only.  What is promised across a failover does not rest on the disk: it rests on the other server.
 FAST = {"fsync": False, "full_page_writes": False}
@@ -45,7 +46,7 @@ def connect(cluster: Cluster, **arguments: Any) -> psycopg.Connection[Any]:
 
 
 def value(connection: psycopg.Connection[Any], query: str, *parameters: Any) -> Any:
-    row = connection.execute(query, parameters or None).fetchone()  # type: ignore[arg-type]
+    row = connection.execute(query, parameters or None).fetchone()
     return row and row[0]
 
 
@@ -112,3 +113,17 @@ def failover() -> Iterator[tuple[Cluster, Standby]]:
                 connection.execute("select pg_reload_conf()")
                 until(connection, "select exists (select from pg_stat_replication where sync_state = 'sync')")
             yield primary, standby
+
+
+@pytest.fixture
+def pgreaper(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """A function that runs a command to its end: what the program's entry point returns and prints."""
+
+    def pgreaper(*arguments: str, url: str) -> Result:
+        with monkeypatch.context() as patch:
+            patch.setenv("DATABASE_URL", url)
+            code = main(list(arguments))
+        out, err = capsys.readouterr()
+        return Result(code, out, err)
+
+    return pgreaper

@@ -56,7 +56,7 @@ def _on(db) -> Holds:
 
 
 def test_c072_a_demoted_primary_under_a_live_daemon(failover, start):
-    """The daemon knows one address, and what answers there is a standby now: it waits, line by line, until it is not."""
+    """The daemon knows one address, and what answers there is a standby now: it waits, line by line."""
     first, second = failover
     with connect(first) as db:
         Holds(db).due(1, overdue="10 seconds")
@@ -84,7 +84,7 @@ def test_c072_a_demoted_primary_under_a_live_daemon(failover, start):
         assert result.code == 0
         assert_charged_nobody(db)
 
-    up, *steps, back = result.err.splitlines()
+    _, *steps, back = result.err.splitlines()
     assert back == "pgreaper: connected again"
     assert all(STEP.match(line) for line in steps), result.err
     standby = [line for line in steps if "the server is a standby: it is read-only" in line]

@@ -40,7 +40,7 @@ def new_owner(server: Any) -> Iterator[str]:
 
 
 def in_flight(url: str) -> None:
-    """Expired, leased by a live session, failed, dead, and due, with a trigger that finds its table by the search_path."""
+    """Expired, leased by a live session, failed, dead, and due; a trigger that finds its table by the search_path."""
     with psycopg.connect(url, autocommit=True) as db:
         holds = Holds(db)
         holds.due(10, overdue="1 minute")
@@ -154,7 +154,7 @@ def test_c108_before_the_tables_are_there(source, new_database, set_clock, tmp_p
         run("pg_restore", "--schema=pgreaper", "--exit-on-error", "-d", target, tmp_path / "dump")
         ((state, reason),) = db.execute("select state, reason from pgreaper.status").fetchall()
         assert (state, "public.holds" in reason) == ("broken", True)
-        with pytest.raises(ReaperError, match="public.holds, the target of policy holds, does not exist"):
+        with pytest.raises(ReaperError, match=r"public\.holds, the target of policy holds, does not exist"):
             Reaper(db).claim("holds")
         assert value(db, "select count(*) from pgreaper.failures") == 2
     run("pg_restore", "--schema=public", "--exit-on-error", "-d", target, tmp_path / "dump")

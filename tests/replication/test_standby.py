@@ -12,13 +12,12 @@ from tests.conftest import Holds
 from tests.replication.conftest import connect, in_step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from pgreaper.embedded import Cluster
     from tests.replication.conftest import Standby
 
 
 @pytest.fixture(scope="module")
-def standby(pair) -> Iterator[Standby]:
+def standby(pair: tuple[Cluster, Standby]) -> Standby:
     """The standby of a primary on which holds have expired, wait, and are dead."""
     primary, standby = pair
     with connect(primary) as db, connect(standby) as replica:
@@ -32,7 +31,7 @@ def standby(pair) -> Iterator[Standby]:
         assert done is not None
         reaper.expire_batch(done.token)
         in_step(db, replica)
-    yield standby
+    return standby
 
 
 @pytest.mark.parametrize("arguments", [["work"], ["work", "--once"], ["work", "holds", "--json"]])
