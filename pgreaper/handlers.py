@@ -34,7 +34,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import quote
 
-from pgreaper.api import LOCKED, RETRY, TOO_SLOW, Reaper
+from pgreaper.api import EXPIRED, LOCKED, RETRY, TOO_SLOW, Reaper
 from pgreaper.errors import DatabaseBusy, InvalidInput, LeaseLost, QueryCancelled, ReaperError, StatementTimeout
 from pgreaper.records import Hold
 from pgreaper.text import duration, key, plural, visible
@@ -54,6 +54,8 @@ _SETTLE_AT_MOST: Final = 500
 # The transition of a hold that somebody has locked is tried again so often within the lease; the first pause.
 _LOCKED_TRIES: Final = 5
 _LOCKED_PAUSE: Final = 0.05
+# What could not be settled because something stayed locked is given back after so many times, each of some seconds.
+_BUSY_SETTLES: Final = 2
 # A renewal that did not come about is tried again after that many seconds, and nothing is written until then.
 _RENEW_AGAIN: Final = 0.05
 # A put-off hold comes back after a second at the earliest: a drain must not turn on the spot.
@@ -472,7 +474,8 @@ class Report:
 
     ``lost`` holds are somebody else's by now, ``released`` ones were given back; ``skipped`` ones were put off by
     the handler, counted by the class that it raised.  ``error`` ended the lease early; ``fatal`` was raised by a
-    handler that wants the process to end; ``same`` is how often in a row the handler failed, and with what.
+    handler that wants the process to end; ``same`` is how often in a row the handler failed, and with what;
+    ``too_slow`` how many transitions in a row outlasted the statement timeout, each alone.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -482,6 +485,7 @@ class Report:
     error: ReaperError | None = None
     fatal: BaseException | None = None
     same: tuple[str, int] = ("", 0)
+    too_slow: int = 0
 
 
 class _Lapsed(LeaseLost):
@@ -544,8 +548,9 @@ class Shift:
         grace: float = 20.0,
         timeout: float = math.inf,
         same: tuple[str, int] = ("", 0),
+        too_slow: int = 0,
     ) -> None:
-        self.report = Report(same=same)
+        self.report = Report(same=same, too_slow=too_slow)
         self._pool = pool
         self._desk = desk
         self._policy = policy
@@ -570,7 +575,8 @@ class Shift:
         self._suspended = False
         self._grace = grace
         self._timeout = timeout
-        self._too_slow = 0
+        self._blamed = False
+        self._busy = 0
         self._leave_at = math.inf
         self._watch = _Watch(self._tell)
         self._told_slow: set[str] = set()
@@ -801,25 +807,33 @@ class Shift:
             while self._raised:
                 self._fail(*self._raised[0])
                 del self._raised[0]
-        except DatabaseBusy:
-            if self._desk.stop.forced or self._desk.stop.patience <= 0:
+        except DatabaseBusy as trouble:
+            self._busy += 1
+            # A table that stays locked would keep us, and the other policies, for as long as somebody has it.
+            given_up = trouble.sqlstate == "55P03" and self._busy >= _BUSY_SETTLES
+            if given_up or self._desk.stop.forced or self._desk.stop.patience <= 0:
                 raise
             self._settle_at = time.monotonic() + _SETTLE_AFTER
+        else:
+            self._busy = 0
 
     def _expire(self, keys: list[str]) -> list[tuple[str, str]]:
         """Make the transition for some keys; in halves when that takes longer than a statement may."""
+        if self._blamed and self.report.too_slow >= SAME:
+            raise StatementTimeout("one transition after another takes too long", sqlstate="57014")
         try:
             found = self._ask(lambda r: [(o.key, o.outcome) for o in r.expire(self._token, keys=keys)])
-        except StatementTimeout as trouble:
+        except StatementTimeout:
             if self._desk.stop.forced:
                 raise
             if len(keys) == 1:
-                return [(keys[0], self._blame(keys[0], trouble))]
+                return [(keys[0], self._blame(keys[0]))]
         except QueryCancelled:
             if len(keys) == 1 or self._desk.stop.forced:
                 raise
         else:
-            self._too_slow = 0
+            if any(outcome == EXPIRED for _, outcome in found):
+                self.report.too_slow = 0
             return found
         # The lease must outlast the search for the one that takes so long.
         if time.monotonic() >= self._renew_at:
@@ -827,11 +841,10 @@ class Shift:
         half = len(keys) // 2
         return self._expire(keys[:half]) + self._expire(keys[half:])
 
-    def _blame(self, hold: str, trouble: StatementTimeout) -> str:
+    def _blame(self, hold: str) -> str:
         """A transition takes longer than a statement may, alone: that is its hold's failure, until too many do."""
-        self._too_slow += 1
-        if self._too_slow > SAME:
-            raise trouble
+        self._blamed = True
+        self.report.too_slow += 1
         # Whether the lease has outlasted the statement is the database's to say.
         return self._ask(lambda r: r.fail(self._token, hold, error_class=TOO_SLOW, transient=True), ending=True).outcome
 

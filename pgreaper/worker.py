@@ -357,6 +357,7 @@ class _Turn:
         self.busy = 0
         self.failures = 0
         self.same = ("", 0)
+        self.too_slow = 0
         self._told: dict[str, float] = {}
 
     @property
@@ -663,9 +664,9 @@ class Worker:
         if outcomes[RETRY] + outcomes[DEAD_LETTER] > 0:
             self._explain(turn, run, batch)
         if outcomes[EXPIRED] > 0:
-            turn.same = ("", 0)
-        elif turn.same[1] >= _SAME:
-            self._failed(turn, run, _all_too_slow(turn.same[1]), rest="the rest is left for the next run")
+            turn.too_slow = 0
+        elif turn.too_slow >= _SAME:
+            self._failed(turn, run, _all_too_slow(turn.too_slow), rest="the rest is left for the next run")
             return False
         self._settled(turn, outcomes)
         if self.settings.batch is None:
@@ -709,8 +710,9 @@ class Worker:
             grace=self.settings.shutdown_timeout,
             timeout=self.settings.handler_timeout or math.inf,
             same=turn.same,
+            too_slow=turn.too_slow,
         ).run()
-        turn.same = report.same
+        turn.same, turn.too_slow = report.same, report.too_slow
         run.outcomes.update(report.outcomes)
         run.released += report.released
         run.lost += report.lost
@@ -719,6 +721,9 @@ class Worker:
             self._explain(turn, run, batch, apart=report.skipped)
         if report.fatal is not None:
             raise report.fatal
+        if turn.too_slow >= _SAME and not self._stop.requested:
+            self._failed(turn, run, _all_too_slow(turn.too_slow), rest="the rest is left for the next run")
+            return False
         if report.error is not None:
             if self._is_lost(report.error):
                 raise report.error
@@ -734,7 +739,7 @@ class Worker:
         """A batch went as it should; what that says about the next."""
         all_locked = 0 < outcomes[LOCKED] == outcomes.total()
         turn.failures = 0
-        if turn.same[1] > 0:
+        if turn.too_slow > 0:
             pass  # One hold after another fails: no time for larger batches.
         elif not outcomes[LOCKED]:
             turn.grow()
@@ -758,7 +763,7 @@ class Worker:
         if self._pool is not None:
             if self.settings.batch is None:
                 size = min(size, _HOLDS_PER_CALL * self.settings.concurrency * 4 ** min(turn.stalled, 4))
-            if turn.same[1] > 0 and turn.failures > 0:
+            if (turn.same[1] > 0 or turn.too_slow > 0) and turn.failures > 0:
                 size = 1  # The handler fails for every hold: one is enough to see whether it still does.
         if self.settings.max_rows is not None:
             size = min(size, self.settings.max_rows - self.result.expired)
@@ -803,10 +808,9 @@ class Worker:
 
     def _blame(self, turn: _Turn, batch: Batch) -> None:
         """A hold takes longer than a statement may, alone: that is its failure.  Its claim then ends without it."""
-        name, times = turn.same
         for key in self._retrying(lambda r: r.leased_keys(batch.token)):
             self._retrying(lambda r, key=key: r.fail(batch.token, key, error_class=TOO_SLOW, transient=True))  # type: ignore[misc]
-        turn.same = (TOO_SLOW, times + 1 if name == TOO_SLOW else 1)
+        turn.too_slow += 1
 
     def _is_lost(self, trouble: ReaperError) -> bool:
         """Whether another connection is needed: this one is dead, or leads to a node that cannot work."""
