@@ -444,6 +444,8 @@ class Worker:
         self._crowded_since: float | None = None
         self._troubled_since: float | None = None
         self._setbacks = 0
+        self._said = ("", 0.0)
+        self._connected_at = 0.0
         self._reported_at = 0.0
         self._reported = 0
         self._started = 0.0
@@ -1024,6 +1026,8 @@ class Worker:
             self._look_at(turns)
             return
         self._enlist({look.policy: look.batch for look in looks})
+        if now - self._connected_at > self.settings.poll:
+            self._troubled_since, self._setbacks = None, 0  # The next outage is another one.
         self._learn([t for t in self._turns if t.policy not in resting], looks, began)
 
     def _look_at(self, turns: Sequence[_Turn]) -> None:
@@ -1103,6 +1107,7 @@ class Worker:
         with self._stop.connecting():
             connection = connect(self._address, name=self.name)
         self._connection = connection
+        self._connected_at = time.monotonic()
         self._stop.watch(connection)
         self._lifeline.attach(connection)
         reaper = Reaper(connection)
@@ -1141,12 +1146,17 @@ class Worker:
         return time.monotonic() - self._troubled_since < _PATIENCE
 
     def _pause(self, trouble: ReaperError) -> None:
-        """Back off before the next attempt, with one line that says so."""
+        """Back off before the next attempt, with one line that says so; in a long outage one a minute."""
         self._setbacks += 1
         # Within a poll of the server's return a daemon is back.
         cap = min(_BACKOFF_CAP, self.settings.poll) if self.settings.daemon else _PATIENCE / 10
         seconds = _backoff(self._setbacks, first=_BACKOFF_FIRST, cap=cap)
-        self._log(f"{trouble.message}; trying again in {duration(seconds)}")
+        now = time.monotonic()
+        said, at = self._said
+        grows = _BACKOFF_FIRST * 2.0 ** min(self._setbacks - 2, 40) < cap
+        if grows or trouble.message != said or now - at >= _REPORT_EVERY:
+            self._log(f"{trouble.message}; trying again in {duration(seconds)}")
+            self._said = (trouble.message, now)
         self._stop.wait(seconds)
 
     def _reconnect(self, trouble: ReaperError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -155,3 +156,19 @@ def test_c067_nothing_of_ours_is_in_the_way_of_those_who_write(db, holds, start,
     speaking = "prosrc ~* '(pg_notify|\\mnotify\\M|\\mlisten\\M)' and pronamespace = 'pgreaper'::regnamespace"
     assert db.execute(f"select proname from pg_proc where {speaking}").fetchall() == []
     assert db.execute("select pg_notification_queue_usage()").fetchone() == (0,)
+
+
+def test_a_long_outage_is_a_few_lines(start):
+    """Nothing listens: a line for each attempt while the pauses grow, and then silence for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    daemon = start("work", "--daemon", "--poll", "0.2", url=f"postgresql://u@127.0.0.1:{port}/db")
+    assert daemon.popen.stderr is not None
+    daemon.popen.stderr.readline()
+    time.sleep(3)  # a dozen attempts and more
+
+    daemon.popen.send_signal(signal.SIGTERM)
+    result, _ = daemon.end()
+
+    assert result.code == 0
+    assert len(result.err.splitlines()) <= 4, result.err
