@@ -74,6 +74,8 @@ _SAME: Final = 8
 # A policy that fails is left for at most so many seconds; one that only is locked, for a shorter time.
 _FAILED_CAP: Final = 60.0
 _BUSY_CAP: Final = 5.0
+# The first so many failures in a row of a policy are told one by one, then one a minute.
+_TOLD_FAILURES: Final = 4
 # A daemon that finds only locked rows looks again at the latest after so many seconds.
 _STALLED_CAP: Final = 2.0
 _LARGEST_BATCH: Final = 10_000
@@ -846,7 +848,9 @@ class Worker:
                 turn.failures, first=1.0, cap=_BUSY_CAP if isinstance(error, DatabaseBusy) else _FAILED_CAP
             )
             turn.resume_at = time.monotonic() + pause
-            self._log(f"policy {visible(turn.policy)}: {error.message}; trying again in {duration(pause)}")
+            news = turn.may_tell(error.message)
+            if news or turn.failures <= _TOLD_FAILURES:
+                self._log(f"policy {visible(turn.policy)}: {error.message}; trying again in {duration(pause)}")
         else:
             turn.done = True
             self._log(f"policy {visible(turn.policy)}: {error.message}; {rest}")
