@@ -239,7 +239,7 @@ def _of_one(
     often = (shell("pgreaper", "cron", "enable", *_words({**row, "schedule": None})),) if kind_of(row) else ()
 
     def finding(code: str, level: str, fact: str, *sql: str, **more: Any) -> Finding:
-        return Finding(code, level, subject, f"job {row['job_id']} {fact}", home.database, sql, **more)
+        return Finding(code, level, subject, f"job {row['job_id']} {fact}", home.database if sql else None, sql, **more)
 
     role, database = visible(row["role"]), visible(row["database"])
     if not row["active"]:
@@ -338,7 +338,7 @@ def _of_pg_cron(home: Home, listed: Sequence[Mapping[str, Any]], running: int | 
         )
     elif running == 0:
         yield Finding(
-            "cron-scheduler", ERROR, "pg_cron", "pg_cron's scheduler does not run, so no job starts", home.database,
+            "cron-scheduler", ERROR, "pg_cron", "pg_cron's scheduler does not run, so no job starts",
             advice="The server's log says why it ended; a restart of the server starts it again.",
         )  # fmt: skip
     if home.settings.get("cron.launch_active_jobs") == "off":
@@ -530,7 +530,7 @@ def _advice(row: Mapping[str, Any], cause: str, run_id: int) -> dict[str, Any]:
     if cause == _NO_WORKER:
         return {"advice": "Raise max_worker_processes or cron.max_running_jobs and restart the server."}
     if cause == _NOT_INSTALLED:
-        return {"commands": (shell("pgreaper", "install"),), "advice": f"In database {visible(row['database'])}."}
+        return {"advice": f"Install pgreaper in database {visible(row['database'])}, or remove the job."}
     if cause == _TIMED_OUT:
         return {
             "advice": "A sweep counts as one statement: schedule it with --max-seconds, or give its role more time."

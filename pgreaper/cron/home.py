@@ -94,7 +94,8 @@ def at_home(connection: Connection, open_database: Opener | None, named: str | N
     with reading(connection):
         (seen,) = rows(connection, _SERVER)
     elsewhere = named or seen["database_name"] or _DEFAULT
-    if seen["version"] is not None and named in (None, seen["database"]):
+    # An extension that is here while the setting names another database is one that nobody looks at.
+    if seen["version"] is not None and seen["database"] == (named or seen["database_name"] or seen["database"]):
         yield _home(connection)
         return
     if elsewhere != seen["database"] and open_database is not None:

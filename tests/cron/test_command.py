@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from pgreaper.cron import job_name
+from pgreaper.cron.home import release
 from pgreaper.embedded import Cluster
 from tests.conftest import install_sql
 from tests.cron.conftest import BINDIR, TEMPLATE, CronServer
@@ -304,3 +305,40 @@ def test_a_database_that_does_not_have_it(cron, shop_db, pgreaper):
     assert (result.code, result.err.splitlines()[0]) == (1, "error: pg_cron is not in database template1")
     assert pgreaper(cron, shop_db, "cron", "enable", "--cron-database", "nowhere").code == 75
     assert pgreaper(cron, shop_db, "cron", "enable", "--cron-database", "postgres").code == 0
+
+
+def test_the_extension_where_nobody_looks(bare, pgreaper):
+    """The scheduler reads the database that cron.database_name names, whatever is in others."""
+    database = bare.new_database()
+    install_sql(conninfo=bare.url())
+    bare.run("alter system set shared_preload_libraries = 'pg_cron'")
+    bare.cluster.restart()
+    bare.run("create extension pg_cron")
+    assert pgreaper(bare, "postgres", "cron", "enable").code == 0
+    bare.run(f"alter system set cron.database_name = '{database}'")
+    bare.cluster.restart()
+    for place in ("postgres", database):
+        result = pgreaper(bare, place, "cron", "status", "--json")
+        assert result.code == 3
+        assert result.json["pg_cron"]["reason"] == (
+            f"pg_cron is loaded, but its extension is not in database {database}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("1.4-1", (1, 4)), ("1.6", (1, 6)), ("1.10", (1, 10)), ("2", (2, 0))]
+)
+def test_versions_are_numbers(version, expected):
+    assert release(version) == expected
+
+
+def test_what_pg_cron_refuses_is_told_in_its_words(cron, shop_db, pgreaper):
+    """Here: an extension that says 1.6 over a library of 1.4, which does not know seconds."""
+    cron.run("update pg_extension set extversion = '1.6' where extname = 'pg_cron'")
+    try:
+        result = pgreaper(cron, shop_db, "cron", "enable", "--schedule", "10 seconds")
+    finally:
+        cron.run("update pg_extension set extversion = '1.4-1' where extname = 'pg_cron'")
+    assert result.code == 1
+    assert result.err == f"error: pg_cron does not take job pgreaper sweep {shop_db}: invalid schedule: 10 seconds\n"
+    assert cron.run(JOB) == []
