@@ -18,6 +18,7 @@
 \ir tables/failures.sql
 \ir tables/events.sql
 \ir tables/totals.sql
+\ir tables/grants.sql
 
 -- What functions return.
 \ir types/leased_hold.sql
@@ -26,6 +27,7 @@
 \ir types/policy_change.sql
 \ir types/policy_preview.sql
 \ir types/verification.sql
+\ir types/granted.sql
 \ir types/pruned.sql
 \ir types/_batch.sql
 \ir types/_step.sql
@@ -59,6 +61,8 @@
 \ir functions/_check_columns.sql
 \ir functions/_unpublishable.sql
 \ir functions/_settings.sql
+\ir functions/_own_target.sql
+\ir functions/_may_write.sql
 \ir functions/reaper_register.sql
 \ir functions/reaper_unregister.sql
 \ir functions/reaper_pause.sql
@@ -131,4 +135,11 @@
 \ir functions/reaper_prune.sql
 \ir functions/reaper_version.sql
 
+-- Who may do what.
+\ir functions/_rights.sql
+\ir functions/_target_rights.sql
+\ir functions/_missing_rights.sql
+\ir functions/_grant_again.sql
+\ir functions/reaper_grant.sql
+\ir functions/reaper_revoke.sql
 \ir rights.sql

@@ -92,6 +92,7 @@ begin
     if cardinality((pgreaper._due(v_policy, v_target, v_now, _sweep_step.start, 1)).keys) = 0 then
       return v_step;
     end if;
+    perform pgreaper._may_write(v_policy);
     begin
       v_try := pgreaper._write(v_policy, v_target, v_now, null, _sweep_step.worker, null, null, _sweep_step.start, v_wanted);
       perform set_config('search_path', v_target.search_path, true);
@@ -127,6 +128,7 @@ begin
   if v_step.taken = 0 then
     return v_step;
   end if;
+  perform pgreaper._may_write(v_policy);
 
   if not v_step.timed_out then
     begin

@@ -74,6 +74,7 @@ begin
     return;
   end if;
 
+  perform pgreaper._may_write(v_policy);
   select c.* into v_locked from pgreaper.cursors as c where c.policy_id = v_policy.policy_id for update;
 
   -- Paused, withdrawn or registered anew while we waited for our turn: begin again.

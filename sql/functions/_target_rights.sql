@@ -1,0 +1,53 @@
+-- _target_rights: what a kind of role needs on the target of a policy, and on what a view of the
+-- caller's own rights (security_invoker) reads.
+--
+-- A partitioned table answers for its partitions and any other view for its tables.
+--
+-- Promises
+--   * `columns` NULL: the whole relation.  No row for a target that is not there.
+create function pgreaper._target_rights(policy pgreaper.policies, kind text)
+returns table (relation oid, privilege text, columns text[])
+language sql
+stable
+security invoker
+set search_path = pg_catalog, pg_temp
+as $function$
+  with recursive target as (
+    select to_regclass(format('%I.%I', policy.target_schema, policy.target_table))::oid as oid, true as first
+    union
+    select d.refobjid, false
+      from target as t
+      join pg_catalog.pg_class as v on v.oid = t.oid and v.relkind = 'v'
+      join lateral pg_options_to_table(v.reloptions) as o on o.option_name = 'security_invoker' and o.option_value::boolean
+      join pg_catalog.pg_rewrite as r on r.ev_class = v.oid
+      join pg_catalog.pg_depend as d
+        on d.classid = 'pg_catalog.pg_rewrite'::regclass and d.objid = r.oid
+       and d.refclassid = 'pg_catalog.pg_class'::regclass and d.refobjid <> v.oid
+  ), written as (
+    select array_remove(array[policy.status_column, policy.stamp_column], null)
+           || array(select s.key from jsonb_object_keys(policy.set_values) as s (key)) as columns
+  )
+  select c.oid, n.privilege, n.columns
+    from target as t
+    join pg_catalog.pg_class as c on c.oid = t.oid
+   cross join written as w
+   cross join lateral (
+      select 'select' as privilege, null::text[] as columns where _target_rights.kind in ('worker', 'operator')
+      union all
+      select 'update', array(select a.attname::text from pg_catalog.pg_attribute as a
+                              where a.attrelid = c.oid and a.attname = any (w.columns) order by a.attname)
+       where _target_rights.kind in ('worker', 'operator')
+      union all
+      -- What the views count and date; no other value of a row.
+      select 'select', array(select a.attname::text from pg_catalog.pg_attribute as a
+                              where a.attrelid = c.oid
+                                and (a.attname = any (policy.key_columns || policy.deadline_column || policy.status_column || policy.stamp_column)
+                                     or (a.attname = 'ctid' and c.relkind = 'r')
+                                     or not t.first and a.attnum > 0)
+                              order by a.attname)
+       where _target_rights.kind = 'reader'
+    ) as n
+   where n.columns is null or n.columns <> '{}';
+$function$;
+
+comment on function pgreaper._target_rights(pgreaper.policies, text) is 'What a kind of role needs on the target of a policy.';
