@@ -641,7 +641,8 @@ class Reaper:
         idle = self.connection.info.transaction_status is pq.TransactionStatus.IDLE
         with self.connection.transaction() if idle else nullcontext():
             psycopg.Cursor(self.connection).execute(
-                "select set_config(s.name, s.value, true) from unnest(%s::text[], %s::text[]) as s (name, value)",
+                "select pg_catalog.set_config(s.name, s.value, true)"
+                " from unnest(%s::pg_catalog.text[], %s::pg_catalog.text[]) as s (name, value)",
                 [list(settings), list(settings.values())],
                 prepare=False,
             )

@@ -518,7 +518,7 @@ def transaction(database: Database = None) -> Iterator[Connection]:
         with engine.begin() as connection:
             # What a pooler kept back of the address's options, a role to install as for example.
             for setting in getattr(connection.connection.dbapi_connection, "local_settings", {}).items():
-                connection.exec_driver_sql("select set_config(%s, %s, true)", setting)
+                connection.exec_driver_sql("select pg_catalog.set_config(%s, %s, true)", setting)
             yield connection
     except DBAPIError as error:
         if isinstance(error.orig, psycopg.Error):

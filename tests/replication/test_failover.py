@@ -127,6 +127,10 @@ def test_a_worker_that_survives_a_failover_keeps_its_lease(failover):
     old.kill()
     promote(new)
     with connect(new) as db:
+        here = "select node = pgreaper._node() from pgreaper.claims"
+        assert value(db, here) is False
+        Reaper(db).renew(claimed.token)
+        assert value(db, here) is True  # from now on its end would be its own
         assert Reaper(db).expire_batch(claimed.token) == {"expired": 2}
         assert_charged_nobody(db)
 
