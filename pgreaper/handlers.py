@@ -60,6 +60,8 @@ _BUSY_SETTLES: Final = 2
 _RENEW_AGAIN: Final = 0.05
 # A put-off hold comes back after a second at the earliest: a drain must not turn on the spot.
 _SHORTEST_SKIP: Final = 1.0
+# A hold whose earlier call does not end is looked at again after a lease, and at the latest after so long.
+_LONGEST_LOOK_AWAY: Final = 60.0
 _LONGEST_DELAY: Final = 10 * 365 * 86400.0
 # So many calls in a row that fail alike, with no success between, speak of the handler and not of the holds.
 SAME: Final = 8
@@ -644,8 +646,8 @@ class Shift:
         while self._pending and self._pool.has_room and not (self._closing or self._unproven or self._watch.lapsed):
             call = self._pending.pop()
             if self._pool.is_running(self._policy, call.key):
-                # A call that lost its lease goes on all the same: no second one beside it.
-                self._ended(call.key, Skip())
+                # A call that was given up goes on all the same: no second one beside it.
+                self._ended(call.key, Skip(min(self._lease, _LONGEST_LOOK_AWAY)))
                 continue
             self._running[call.key] = (call, time.monotonic())
             self._pool.start(call)

@@ -122,6 +122,20 @@ def test_a_call_that_hangs_does_not_keep_the_process(db, holds, start, wait_unti
     assert open_claims(db) == 0
 
 
+def test_a_call_that_outlives_its_time_does_not_keep_the_process(db, holds, pgreaper):
+    """Its hold is charged, the process ends by itself with exit 1 and says that it left a call behind."""
+    holds.due(3)
+    holds.register(backoff_base="1 hour")
+
+    result = pgreaper("work", "--handler", "tickets:hangs", "--handler-timeout", "0.3", "--concurrency", "3")
+
+    assert result.code == 1
+    assert sorted(failures(db)) == [("HandlerTimeout", 1)] * 3
+    assert states(holds) == ["held"] * 3
+    assert "holds: 3 to be tried again" in result.out
+    assert "pgreaper: left behind: 3 calls of the handler that did not end" in result.err.splitlines()
+
+
 def test_the_second_signal_waits_for_no_call(db, holds, start, wait_until):
     """Out at once, with the signal in the exit code; the books are in order all the same."""
     holds.due(5)
@@ -211,6 +225,8 @@ def test_a_daemon_calls_when_the_time_comes(db, holds, start, wait_until):
     ("arguments", "message"),
     [
         (["--concurrency", "3"], "--concurrency is for a --handler"),
+        (["--handler-timeout", "3"], "--handler-timeout is for a --handler"),
+        (["--handler", "tickets:waits", "--handler-timeout", "0"], "0 is not a number of seconds above 0"),
         (["--handler", "tickets"], "tickets does not name a handler"),
         (["--handler", "theatre:waits"], "there is no module theatre"),
         (["--handler", "tickets:wait"], "module tickets has no wait"),

@@ -699,7 +699,7 @@ def test_a_hold_that_alone_outlasts_the_timeout_is_found_by_sweeps(committed, co
     spoil(core, [guilty])
     core.do(*trigger(ENDLESS))
     core.register(max_attempts=2, backoff_base="0", backoff_cap="0")
-    calls = []
+    calls: list[str] = []
     while len(calls) < 12 and (state := sweep_under_a_timeout(core)) is not None:
         calls.append(state)
     # 20 together, then 2 or 3 at a time, then alone; with a budget of two.

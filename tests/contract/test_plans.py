@@ -128,3 +128,49 @@ def test_without_an_index_it_works_all_the_same(core, holds):
     holds.due(20)
     core.register()
     assert len(core.run(batch=7)) == 20
+
+
+def test_c017_final_rows_lapsed_leases_and_retries_leave_the_claim_its_index(committed, core, holds):
+    """The shipped statement among many final rows, with leases to take back and retries due: no scan, few pages."""
+    core.do(
+        "insert into holds (status, expires_at) select (array['expired', 'consumed', 'cancelled'])[1 + g % 3],"
+        " now() - interval '2 days' + g * interval '1 s' from generate_series(1, 60000) as g",
+        "insert into holds (status, expires_at) select 'held', now() + interval '1 day' from generate_series(1, 20000)",
+        "insert into holds (status, expires_at) select 'held', now() - interval '1 hour' + g * interval '1 s'"
+        " from generate_series(1, 1000) as g order by random()",
+        "analyze holds",
+    )
+    core.register(lease="1 minute", backoff_base="1 second", max_attempts=9)
+    core.claim(batch=100)
+    failed = core.claim(batch=50)
+    for hold in failed:
+        core.call("reaper_fail", token=hold.token, key=hold.key, error_class="T", transient=True)
+    core.expire(failed[0].token)
+    core.claim(batch=100)
+    core.do(
+        "update pgreaper.failures set not_before = now()",
+        "update pgreaper.claims set claim_until = now() - interval '1 s' where finished_at is null",
+        "analyze pgreaper.failures",
+        "analyze pgreaper.claims",
+    )
+    scans = "select seq_scan from pg_stat_user_tables where relname = 'holds'"
+    core.value("select pg_stat_force_next_flush()::text")
+    before = core.value(scans)
+
+    taken, pages = [], []
+    for _ in range(4):
+        # The pages of all statements inside, the books' too.
+        [(plan,)] = core.rows(
+            "explain (analyze, buffers, format json) select * from pgreaper.reaper_claim('p', 100, rescan => true)"
+        )
+        top = plan[0]["Plan"]
+        taken.append(top["Actual Rows"])
+        pages.append(top["Shared Hit Blocks"] + top["Shared Read Blocks"])
+
+    core.value("select pg_stat_force_next_flush()::text")
+    assert core.value(scans) == before
+    assert core.value("select count(*) from pgreaper.events where kind = 'taken-back'") == 2
+    assert sorted(map(int, taken)) == sorted([12, 100, 12, 100]), "retries, an eighth of the batch, in turn with fresh"
+    assert max(pages[1:]) < 1000
+    # What takes leases back writes a failure and an event for each of 200 holds, with their indexes.
+    assert pages[0] < 1000 + 200 * 25

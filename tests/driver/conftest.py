@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import select
+import signal
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,6 +39,63 @@ def work(dsn: str) -> Callable[..., tuple[Run, list[str]]]:
     return work
 
 
+class Beside:
+    """A script that plays against a daemon, in a thread; ``lines`` is what the daemon has said so far."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+
+    def wait_for(self, condition: Callable[[], Any], seconds: float = 20) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, f"it never came about; the daemon said {self.lines}"
+            time.sleep(0.01)
+
+    def hears(self, text: str, times: int = 1) -> None:
+        """Wait until so many lines with this text were said."""
+        self.wait_for(lambda: sum(text in line for line in list(self.lines)) >= times)
+
+
+@pytest.fixture
+def daemon(dsn: str) -> Callable[..., tuple[Run, list[str]]]:
+    """
+    A function that runs a daemon in this process, and beside it a script in a thread.
+
+    The script gets a :class:`Beside`; when it returns, the daemon is told to stop, as by SIGTERM.  An error of the
+    script's is the test's.  Returns what the daemon did and what it logged.
+    """
+
+    def daemon(script: Callable[[Beside], None], *policies: str, url: str = dsn, **settings: Any) -> Any:
+        lines: list[str] = []
+        beside = Beside(lines)
+        errors: list[BaseException] = []
+
+        def play() -> None:
+            try:
+                beside.hears(" is up, ")
+                script(beside)
+            except BaseException as error:  # noqa: BLE001  raised again below, in the test's own thread
+                errors.append(error)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        worker = Worker(resolve(url), Settings(policies=policies, daemon=True, **settings), log=lines.append)
+        player = threading.Thread(target=play)
+        # Until the worker listens a signal would end the tests.
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
+            player.start()
+            run = worker.run()
+            player.join(30)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        if errors:
+            raise errors[0]
+        return run, lines
+
+    return daemon
+
+
 class Proxy:
     """Forwards TCP to the server; swallows the reply to one statement, after it was carried out."""
 
@@ -47,6 +107,8 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._open: list[socket.socket] = []
+        self._mute: set[int] = set()
+        self._mute_all = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -58,6 +120,15 @@ class Proxy:
     def drop_reply(self, marker: str, *, after: int = 0) -> None:
         """Lose the reply to the statement that contains the marker, not the first `after` times."""
         self._marker, self._countdown = marker.encode(), after
+
+    def mute(self, *, new: bool = False) -> None:
+        """Keep the connections there are, and forward nothing on them ever again; with `new`, nor on later ones."""
+        self._mute |= {id(end) for end in self._open}
+        self._mute_all = new
+
+    def unmute_new(self) -> None:
+        """Later connections work again."""
+        self._mute_all = False
 
     def close(self) -> None:
         self._listener.close()
@@ -80,6 +151,8 @@ class Proxy:
             except OSError:
                 return
             self._open += [client, server]
+            if self._mute_all:
+                self._mute.add(id(client))
             threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
 
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
@@ -88,6 +161,8 @@ class Proxy:
             while True:
                 for ready in select.select([client, server], [], [])[0]:
                     data = ready.recv(65536)
+                    if id(client) in self._mute and data:
+                        continue
                     if ready is client and data and self._marker and self._marker in data:
                         losing = self._countdown == 0
                         self._countdown -= 1

@@ -334,6 +334,47 @@ def test_c010_without_renewal_there_is_no_final_write(db, holds, work, seen, blo
     assert len({call.idempotency_key for call in seen.calls}) == 1
 
 
+def test_c010_a_renewal_comes_with_two_thirds_of_the_lease_to_spare(db, connect, holds, work, flavour):
+    """At a third of the lease, so that one that fails can be made again: more than half of it is left each time."""
+    db.execute("""
+        create table renewals (at int generated always as identity, spare interval);
+        create function note() returns trigger language plpgsql as $$ begin
+          insert into public.renewals (spare) values (old.claim_until - clock_timestamp()); return null; end $$;
+        create trigger note after update of claim_until on pgreaper.claims
+          for each row when (new.claim_until > old.claim_until) execute function note();
+    """)
+    holds.due(1)
+    holds.register(lease="1500 ms")
+    watcher = connect()
+
+    def handler(call: Call) -> None:
+        wait_for(lambda: one(watcher, "select count(*) >= 3 from renewals"))
+
+    run, _ = work(handler=flavour(handler))
+
+    assert run.expired == 1
+    assert one(db, "select min(spare) > '750 ms' from renewals")
+
+
+def test_c010_a_lease_whose_connection_is_cut_is_renewed_before_anything_is_written(db, connect, holds, work, seen):
+    """Cut while the lease runs out and somebody takes it back: the late success is not written by the old token."""
+    holds.due(1)
+    holds.register(lease="1 second", backoff_base="1 hour")
+    other = connect()
+
+    def handler(call: Call) -> None:
+        seen.calls.append(call)
+        other.execute("update pgreaper.claims set claim_until = now() - interval '1 s', session_pid = null")
+        other.execute("select pgreaper.reaper_claim('holds')")
+        cut(other)
+
+    run, lines = work(handler=handler)
+
+    assert (run.expired, run.policies["holds"].lost, len(seen.calls)) == (0, 1, 1)
+    assert transitions(db) == {}
+    assert any("is lost" in line for line in lines)
+
+
 def test_a_call_that_does_not_listen_is_not_doubled(db, holds, work, seen, blocked):
     """It lost its lease and runs on: the hold is put off, and no second call runs beside it."""
     holds.due(1)

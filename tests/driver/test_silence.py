@@ -1,0 +1,141 @@
+"""C071: a connection that is there and says nothing.  TCP is content; the worker must not be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.driver.test_failures import WORKER, books, on_update, one
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psycopg
+
+    from tests.driver.conftest import Beside, Proxy
+
+# Short, through the address's own parameters: a call is asked about after so many milliseconds.
+SHORT = "?tcp_user_timeout=600&connect_timeout=2"
+
+
+@pytest.fixture
+def running(db: psycopg.Connection[Any]) -> Callable[[], int]:
+    """A function that counts the statements of the worker's that are in a trigger's sleep."""
+    return lambda: int(one(db, f"select count(*) from pg_stat_activity where {WORKER} and wait_event = 'PgSleep'"))
+
+
+@pytest.fixture(params=["plain", "handler"])
+def how(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {} if request.param == "plain" else {"handler": lambda call: None}
+
+
+def test_c071_the_network_falls_silent_during_a_call(db, holds, daemon, proxy: Proxy, running, how):
+    """The transition is committed and its reply never comes: asked for again on a new connection, once all the same."""
+    holds.due(3)
+    holds.register()
+    on_update(db, "perform pg_sleep(0.2);")
+
+    def script(beside: Beside) -> None:
+        beside.wait_for(running)
+        proxy.mute()
+        beside.hears("connected again")
+        beside.wait_for(lambda: set(holds.states().values()) == {"expired"})
+        holds.due(1)  # and it goes on
+        beside.wait_for(lambda: set(holds.states().values()) == {"expired"})
+
+    run, lines = daemon(script, url=proxy.url + SHORT, poll=0.5, **how)
+
+    assert (run.expired, run.reconnects, run.exit_code) == (4, 1, 0)
+    assert any("does not work on it: connection given up" in line for line in lines)
+    assert books(db) == []
+    assert one(db, "select count(*) = count(distinct k) from pgreaper.transitions, unnest(keys) as k")
+
+
+def test_c071_the_network_falls_silent_while_nothing_is_due(db, holds, daemon, proxy: Proxy, how):
+    """The next call gets no answer; what has come due meanwhile expires on a new connection."""
+    holds.due(1)
+    holds.register()
+
+    def script(beside: Beside) -> None:
+        beside.wait_for(lambda: set(holds.states().values()) == {"expired"})
+        proxy.mute()
+        holds.due(3)
+        beside.wait_for(lambda: set(holds.states().values()) == {"expired"})
+
+    run, _ = daemon(script, url=proxy.url + SHORT, poll=0.5, **how)
+
+    assert (run.expired, run.reconnects, run.exit_code) == (4, 1, 0)
+    assert books(db) == []
+
+
+def test_c071_nobody_answers_at_all_for_a_while(db, holds, daemon, proxy: Proxy):
+    """New connections get no answer either: the old one is given up, and it is tried again until somebody answers."""
+    holds.due(1)
+    holds.register()
+
+    def script(beside: Beside) -> None:
+        beside.wait_for(lambda: set(holds.states().values()) == {"expired"})
+        proxy.mute(new=True)
+        holds.due(3)
+        beside.hears("the database cannot be reached")
+        proxy.unmute_new()
+        beside.wait_for(lambda: set(holds.states().values()) == {"expired"})
+
+    run, _ = daemon(script, url=proxy.url + SHORT, poll=0.5)
+
+    assert (run.expired, run.exit_code) == (4, 0)
+    assert books(db) == []
+
+
+def test_c071_a_run_that_ends_comes_to_its_end(db, holds, work, proxy: Proxy, running):
+    """Without anybody who looks after it, as under cron."""
+    from threading import Thread
+
+    holds.due(3)
+    holds.register()
+    on_update(db, "perform pg_sleep(0.2);")
+
+    def silence() -> None:
+        while not running():
+            pass
+        proxy.mute()
+
+    network = Thread(target=silence)
+    network.start()
+    run, _ = work(url=proxy.url + SHORT)
+    network.join()
+
+    assert (run.expired, run.reconnects, run.exit_code) == (3, 1, 0)
+
+
+def test_a_statement_that_only_takes_long_is_left_alone(db, holds, work, proxy: Proxy):
+    """The server works on it: no time limit of ours ends it, however often it is asked about."""
+    holds.due(1)
+    holds.register()
+    on_update(db, "perform pg_sleep(1.2);")
+
+    run, lines = work(url=proxy.url + "?tcp_user_timeout=100")
+
+    assert (run.expired, run.reconnects, lines) == (1, 0, [])
+
+
+def test_a_full_server_is_no_reason_to_give_up(db, holds, work, dsn, monkeypatch):
+    """Nobody can ask while every place is taken: the statement goes on."""
+    holds.due(1)
+    holds.register()
+    on_update(db, "perform pg_sleep(0.8);")
+    role = "pgreaper_single"
+    db.execute(f"create role {role} login superuser connection limit 1")
+    try:
+        db.execute(f"alter role {role} nosuperuser")
+        db.execute(f"grant usage on schema pgreaper to {role}; grant all on all tables in schema pgreaper to {role};"
+                   f"grant execute on all routines in schema pgreaper to {role}; grant all on holds to {role};"
+                   f"grant usage on all sequences in schema pgreaper to {role}")  # fmt: skip
+        import re
+
+        run, lines = work(url=re.sub(r"//[^@]*@", f"//{role}@", dsn) + "&tcp_user_timeout=100")
+    finally:
+        db.execute(f"drop owned by {role}; drop role {role}")
+
+    assert (run.expired, run.reconnects, lines) == (1, 0, [])
