@@ -9,6 +9,7 @@
 --
 -- Promises
 --   * NULL where nothing is subscribed to, after one look at an empty catalog.
+--   * NULL for a view that the caller may not write; never an error.
 create function pgreaper._subscription(policy pgreaper.policies)
 returns text
 language plpgsql
@@ -27,8 +28,14 @@ begin
   v_relation := to_regclass(format('%I.%I', policy.target_schema, policy.target_table));
   if exists (select from pg_catalog.pg_class as c where c.oid = v_relation and c.relkind = 'v') then
     -- Which of the tables behind it is the one, only the rewriter knows.
-    execute format('explain (format json, verbose, costs off) update %s set %2$I = %2$I',
-                   v_relation, coalesce(policy.status_column, policy.stamp_column)) into v_plan;
+    begin
+      execute format('explain (format json, verbose, costs off) update %s set %2$I = %2$I',
+                     v_relation, coalesce(policy.status_column, policy.stamp_column)) into v_plan;
+    exception
+      -- Whoever may not write it, or finds it broken, has nothing to expire there: a claim says why.
+      when others then
+        return null;
+    end;
     v_plan := coalesce(v_plan #> '{0,Plan,Target Tables,0}', v_plan #> '{0,Plan}');
     v_relation := to_regclass(format('%I.%I', v_plan ->> 'Schema', v_plan ->> 'Relation Name'));
   end if;

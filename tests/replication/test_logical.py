@@ -172,6 +172,35 @@ def test_c110_a_view_and_partitions(copies):
     assert {s.state for s in Reaper(copies.blue).status()} == {"active"}
 
 
+def test_c110_a_worker_with_its_rights_and_no_others(shop):
+    """Whether a subscription feeds a table is for every role to see; a reader's status says it as well."""
+    shop.green.execute("create role pgreaper_small")
+    try:
+        for kind in ("worker", "reader"):
+            shop.green.execute("select pgreaper.reaper_grant('pgreaper_small', %s)", [kind])
+        shop.green.execute("create view seen as select * from holds")
+        Reaper(shop.green).register("seen", "seen", **TARGET, owner="tests", key_columns=["id"])
+        shop.green.execute("select pgreaper.reaper_grant('pgreaper_small', 'worker')")
+        due(shop.green, 1)
+        shop.green.execute("set role pgreaper_small")
+        reaper = Reaper(shop.green)
+        for policy in ("holds", "seen"):
+            assert reaper.claim_batch(policy, rescan=True) is None
+            assert reaper.next_due([policy]) is None
+            assert reaper.sweep(policy) == 0
+        assert {s.state for s in reaper.status()} == {"passive"}
+        # Who may only look cannot ask what the view would write; nothing else is hidden from it.
+        shop.green.execute("reset role")
+        shop.green.execute("revoke update on seen from pgreaper_small")
+        shop.green.execute("revoke update (status) on seen from pgreaper_small")
+        shop.green.execute("set role pgreaper_small")
+        assert {s.policy: s.state for s in reaper.status()} == {"holds": "passive", "seen": "active"}
+    finally:
+        shop.green.execute("reset role")
+        shop.green.execute("drop owned by pgreaper_small")
+        shop.green.execute("drop role pgreaper_small")
+
+
 def test_c110_a_paused_policy_stays_paused(shop):
     """What a person said goes first."""
     reaper = Reaper(shop.green)
