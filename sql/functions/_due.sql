@@ -7,13 +7,15 @@
 --
 -- Promises
 --   * Oldest deadline first; at most `wanted` holds.
---   * Fewer than `wanted` only when no further hold is due from `start` on.
+--   * Fewer than `wanted` only when no further hold is due from `start` on, or when more than
+--     `parked` holds (NULL: no bound) lay in the way that are leased or have failed.
 create function pgreaper._due(
   policy pgreaper.policies,
   target pgreaper._target,
   clock timestamptz,
   start timestamptz,
-  wanted integer
+  wanted integer,
+  parked integer default null
 )
 returns pgreaper._batch
 language plpgsql
@@ -28,6 +30,7 @@ declare
   v_failed boolean;
   v_limit integer;
   v_scanned integer;
+  v_parked integer := 0;
   v_last timestamptz;
   v_page pgreaper._batch;
   v_batch pgreaper._batch := row('{}'::text[], '{}'::timestamptz[], '{}'::tid[], 1, 'fresh')::pgreaper._batch;
@@ -41,12 +44,10 @@ begin
        and c.finished_at is null
        and (v_from is null or (c.last_deadline >= v_from and k.deadline >= v_from))
   );
-  v_failed := exists (
-    select from pgreaper.failures as f
-     where f.policy_id = policy.policy_id
-       and (v_from is null or f.deadline >= v_from)
-  );
-  v_limit := _due.wanted + cardinality(v_taken);
+  -- The greatest one by its index: with EXISTS the planner hopes to meet one early, and reads them all.
+  v_failed := coalesce(
+    (select max(f.deadline) from pgreaper.failures as f where f.policy_id = policy.policy_id) >= coalesce(v_from, '-infinity'), false);
+  v_limit := least(_due.wanted + cardinality(v_taken), case when v_failed then 2 * _due.parked end);
 
   loop
     v_statement := format(
@@ -79,7 +80,8 @@ begin
     v_batch.deadlines := v_batch.deadlines || v_page.deadlines;
     v_batch.hints := v_batch.hints || v_page.hints;
 
-    exit when cardinality(v_batch.keys) >= _due.wanted or v_scanned < v_limit;
+    v_parked := v_parked + v_scanned - coalesce(cardinality(v_page.keys), 0);
+    exit when cardinality(v_batch.keys) >= _due.wanted or v_scanned < v_limit or v_parked > _due.parked;
 
     -- A full page, but too much of it was taken: read on.  What shares the last
     -- deadline is read again; when a whole page shares it, only a larger page helps.
@@ -97,5 +99,5 @@ begin
 end;
 $function$;
 
-comment on function pgreaper._due(pgreaper.policies, pgreaper._target, timestamptz, timestamptz, integer) is
+comment on function pgreaper._due(pgreaper.policies, pgreaper._target, timestamptz, timestamptz, integer, integer) is
 'The next due holds that nobody has and that have not failed; locks and writes nothing.';

@@ -42,10 +42,13 @@ set search_path = pg_catalog, pg_temp
 as $function$
 declare
   c_cap constant integer := 10000;
+  c_parked constant integer := 2500;
   c_span constant interval := '5 minutes';
   c_sample constant integer := 2000;
   v_now constant timestamptz := pgreaper._clock();
+  v_target pgreaper._target;
   v_batch pgreaper._batch;
+  v_ahead pgreaper._batch;
   v_counts bigint[];
   v_cursor pgreaper.cursors;
   v_suspicion record;
@@ -65,10 +68,16 @@ begin
   end if;
 
   begin
-    v_batch := pgreaper._due(policy, pgreaper._target(policy, _status.search_path), v_now, null, c_cap + 1);
-    due := least(c_cap, cardinality(v_batch.keys));
-    due_capped := cardinality(v_batch.keys) > c_cap;
-    oldest_deadline := (select min(d.deadline) from unnest(v_batch.deadlines) as d (deadline));
+    v_target := pgreaper._target(policy, _status.search_path);
+    v_batch := pgreaper._due(policy, v_target, v_now, null, c_cap + 1, c_parked);
+    -- So many dead letters may lie at the head that what is due is seen from the cursor on only.
+    if cardinality(v_batch.keys) <= c_cap and v_cursor.position is not null then
+      v_ahead := pgreaper._due(policy, v_target, v_now, v_cursor.position, c_cap + 1, c_parked);
+    end if;
+    select count(distinct d.key), min(d.deadline) into due, oldest_deadline
+      from unnest(v_batch.keys || v_ahead.keys, v_batch.deadlines || v_ahead.deadlines) as d (key, deadline);
+    due_capped := due > c_cap;
+    due := least(c_cap, due);
     if oldest_deadline is not null then
       oldest_due := v_now - policy.grace - greatest(oldest_deadline, v_now - interval '100 years');
     end if;
