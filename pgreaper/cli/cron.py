@@ -297,7 +297,7 @@ def _check_role(reaper: Reaper, role: str) -> None:
     if not found[0][0]:
         raise InvalidInput(
             f"role {visible(role)} may not log in, and pg_cron runs jobs only as roles that may",
-            hint=f"alter role {name(role)} login;",
+            hint=f"A superuser says: alter role {name(role)} login;",
         )
 
 

@@ -105,6 +105,14 @@ class CronServer:
         self.cluster.restart()
         return self.wait_for_runs(expected, before)
 
+    def wait_until(self, query: str, seconds: float = 30) -> None:
+        """Return when a query answers true."""
+        end = time.monotonic() + seconds
+        while not self.run(query)[0][0]:
+            if time.monotonic() > end:
+                pytest.fail(f"never true: {query}\n{self.cluster.log()}")
+            time.sleep(0.02)
+
     def wait_for_runs(self, expected: int, before: int = 0, seconds: float = 60) -> list[Any]:
         end = time.monotonic() + seconds
         while True:
