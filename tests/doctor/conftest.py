@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import subprocess
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +11,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from pgreaper import schema
 from pgreaper.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.conftest import Server
 
     Run = Callable[..., "Result"]
 
@@ -47,7 +47,7 @@ def run(dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 
 @pytest.fixture
-def paste(dsn: str) -> Callable[..., None]:
+def paste(run: Run, dsn: str) -> Callable[..., None]:
     """A function that does with a remedy what a person does: statements go into psql, commands into a shell."""
 
     def paste(finding: dict[str, Any], *, url: str = dsn) -> None:
@@ -58,16 +58,39 @@ def paste(dsn: str) -> Callable[..., None]:
                 assert statement.endswith(";")
                 connection.execute(statement)
         for command in finding["commands"]:
-            assert shlex.split(command)[0] == "pgreaper"
-            # The shell itself reads the quotes.
-            words = f'"$PYTHON" -m {command}'
-            environment = {**os.environ, "PYTHON": sys.executable, "DATABASE_URL": url}
+            # The shell itself reads the quotes; what it makes of them is run here, without another Python.
             done = subprocess.run(
-                ["bash", "-c", words], env=environment, capture_output=True, text=True, timeout=60, check=False
+                ["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, text=True, check=True
             )
-            assert done.returncode == 0, done.stderr
+            program, *arguments = done.stdout.removesuffix("\0").split("\0")
+            assert program == "pgreaper"
+            result = run(*arguments, url=url)
+            assert result.code == 0, result.err
 
     return paste
+
+
+@pytest.fixture(scope="module")
+def template(server: Server, worker_id: str) -> Iterator[str]:
+    """A database with pgreaper as `pgreaper install` leaves it, to be cloned."""
+    name = sql.Identifier(f"pgreaper_installed_{worker_id}")
+    with psycopg.connect(server.url(server.maintenance_dbname), autocommit=True) as admin:
+        admin.execute(sql.SQL("drop database if exists {}").format(name))
+        admin.execute(sql.SQL("create database {} template template0").format(name))
+        schema.install(server.url(name.as_string(admin).strip('"')))
+        yield name.as_string(admin).strip('"')
+        admin.execute(sql.SQL("drop database {} with (force)").format(name))
+
+
+@pytest.fixture
+def installed(server: Server, worker_id: str, template: str) -> Iterator[str]:
+    """The URL of a clone of it."""
+    name = f"pgreaper_installation_{worker_id}"
+    with psycopg.connect(server.url(server.maintenance_dbname), autocommit=True) as admin:
+        query = sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template))
+        admin.execute(query)
+        yield server.url(name)
+        admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
 class Doctor:
