@@ -180,15 +180,15 @@ def test_dead_letters_behind_the_cursor_cost_a_probe_nothing(core, many):
     """A daemon's question reads a page or two of the failures, however many there are."""
     core.do(
         "insert into pgreaper.failures (policy_id, key, deadline, attempts, first_seen_at, failed_at, not_before, error_class)"
-        " select policy_id, 'gone ' || g, now() - interval '3 days', 1, now(), now(), 'infinity', 'x'"
+        " select policy_id, 'gone ' || g, now() - interval '3 days' + g * interval '1 s', 1, now(), now(), 'infinity', 'x'"
         "   from pgreaper.policies, generate_series(1, 20000) as g",
         "analyze pgreaper.failures",
     )
     read = (
-        "select coalesce(seq_scan, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_xact_user_tables"
+        "select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_xact_user_tables"
         " where relid = 'pgreaper.failures'::regclass"
     )
     core.expire(core.claim(batch=200)[0].token)
     before = core.value(read)
-    core.do("select pgreaper.reaper_next_due('p')")
-    assert core.value(read) - before <= 3
+    core.do(*["select pgreaper.reaper_next_due('p')"] * 10)  # from the sixth on with a plan for any parameters
+    assert core.value(read) - before <= 30
