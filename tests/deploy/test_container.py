@@ -81,7 +81,7 @@ def test_the_steps_work_in_a_clean_folder(tmp_path):
     """The first stage, step by step; what it leaves is all that the second one has."""
     work, places = tmp_path / "src", {"/opt/pgreaper": str(tmp_path / "opt"), "/dist": str(tmp_path / "dist")}
     # Pip compiles for the image, where nothing can be written; here that would be most of the time.
-    environment = {"PATH": f"{PROGRAM.parent}:{os.defpath}", "HOME": str(tmp_path), "PIP_NO_COMPILE": "1"}
+    environment = {"PATH": f"{PROGRAM.parent}:{os.defpath}", "HOME": str(tmp_path), "PIP_NO_COMPILE": "0"}
     environment |= {k: v for k, v in os.environ.items() if k.startswith("PIP_") or k.endswith("_proxy")}
     for instruction, rest in stages()[0]:
         if instruction == "WORKDIR":
