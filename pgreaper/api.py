@@ -17,6 +17,7 @@ called: a worker that only counts starts without them.
 """
 
 import json
+import shlex
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ from psycopg.types import uuid as _uuid
 
 from pgreaper.errors import (
     UPGRADE_HINT,
+    AccessDenied,
     InvalidInput,
     NotInstalled,
     ReaperError,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
         DeadLetter,
         Decision,
         Failure,
+        Granted,
         HistoryEntry,
         Hold,
         Outcome,
@@ -264,6 +267,40 @@ class Reaper:
         """Return the registered policies and the batch of each, paused ones too: all that a worker must know."""
         rows = self._query("select name, batch from pgreaper.policies where unregistered_at is null order by name")
         return {str(name): int(batch) for name, batch in rows}
+
+    # -- rights
+
+    def grant(self, role: str, kind: str, *, dry_run: bool = False) -> "list[Granted]":
+        """
+        Give an existing role what a ``worker``, ``operator``, ``reader`` or ``registrar`` needs, and no more.
+
+        Returns the statements that were missing, with ``done`` False for those that the current role may not say.
+        Raises AccessDenied when it does not own pgreaper, InvalidInput when there is no such kind or role.
+        """
+        from pgreaper.records import Granted
+
+        return [
+            Granted(*row)
+            for row in self._query(
+                "select statement, done from pgreaper.reaper_grant(%s::text, %s::text, %s::boolean)",
+                role, kind, dry_run,
+            )
+        ]  # fmt: skip
+
+    def revoke(self, role: str) -> "list[Granted]":
+        """Take back what :meth:`grant` gave on pgreaper; what was given on targets is told, with ``done`` False."""
+        from pgreaper.records import Granted
+
+        rows = self._query("select statement, done from pgreaper.reaper_revoke(%s::text)", role)
+        return [Granted(*row) for row in rows]
+
+    def ungranted(self) -> list[tuple[str, str]]:
+        """Roles that :meth:`grant` knows and that lack something by now, as (role, kind); a new target, perhaps."""
+        rows = self._query(
+            "select g.role, g.kind from pgreaper.grants as g"
+            " where exists (select from pgreaper._missing_rights(g.role, g.kind)) order by g.role, g.kind"
+        )
+        return [(str(role), str(kind)) for role, kind in rows]
 
     # -- work
 
@@ -651,6 +688,9 @@ class Reaper:
     def _understood(self, failure: ReaperError) -> ReaperError:
         """Tell apart what only the caller of this module can: whose table, whose argument, which version."""
         original = failure.original
+        if isinstance(failure, AccessDenied) and original is not None and not original.diag.message_hint:
+            failure.hint = f"As the owner of pgreaper: `pgreaper grant {self._user()} --as worker`, or another kind."
+            return failure
         # In any language a function's frame says "SQL" or "PL/pgSQL"; an argument's does not.
         if original is None or "SQL" in (original.diag.context or ""):
             return failure
@@ -674,6 +714,10 @@ class Reaper:
                 original=original,
             )
         return failure
+
+    def _user(self) -> str:
+        """Who we are, as a word of a shell."""
+        return shlex.quote(self.connection.info.user)
 
     def _has_version(self) -> bool:
         """Whether pgreaper is there at all.  Asks only where asking cannot disturb a transaction of the caller."""

@@ -16,6 +16,14 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Granted:
+    """A GRANT or REVOKE; ``done`` False: it was not carried out, and somebody who may has to."""
+
+    statement: str
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Preview:
     """What a run would meet now."""
 

@@ -29,6 +29,7 @@ from psycopg import IsolationLevel
 from pgreaper.api import DEAD_LETTER, EXPIRED, LOCKED, RETRY, TOO_SLOW, Batch, Look, Reaper, ServerState
 from pgreaper.connection import Address, Unreachable, connect, worker_name
 from pgreaper.errors import (
+    AccessDenied,
     DatabaseBusy,
     DatabaseUnavailable,
     InvalidInput,
@@ -853,7 +854,10 @@ class Worker:
                 self._log(f"policy {visible(turn.policy)}: {error.message}; trying again in {duration(pause)}")
         else:
             turn.done = True
+            news = True
             self._log(f"policy {visible(turn.policy)}: {error.message}; {rest}")
+        if news and isinstance(error, AccessDenied) and error.hint:
+            self._log(f"hint: {error.hint}")
 
     def _whose_lock(self, turn: _Turn, error: ReaperError) -> ReaperError:
         """Something stayed locked.  If it is the whole table, say so, and who has it."""

@@ -37,6 +37,8 @@ COMMANDS = {
     "register": _Entry("Set up", "register", "Say which rows of a table are holds, and what expiring does."),
     "unregister": _Entry("Set up", "policies", "Withdraw a policy; its history stays."),
     "policies": _Entry("Set up", "policies", "List the policies."),
+    "grant": _Entry("Set up", "grant", "Give a role what a worker, operator or reader needs, and no more."),
+    "revoke": _Entry("Set up", "grant", "Take it back."),
     "preview": _Entry("Run", "preview", "Count what a run would meet now; change nothing."),
     "work": _Entry("Run", "work", "Expire what is due, then exit; or stay, with --daemon."),
     "heartbeat": _Entry("Run", "heartbeat", "Whether a daemon is alive: for liveness probes."),

@@ -87,6 +87,7 @@ def register(*, policy: str, table: str, database_url: str | None, as_json: bool
       pgreaper register bookings shop.bookings --deadline hold_until \\
         --status status --held held --expired expired --owner shop-team
     """  # noqa: D301  click reads the \\b
+    _check_states(**options)
     dry_run = bool(options["dry_run"])
     with database(database_url, writes=True) as reaper:
         target = _resolve(reaper.connection, table)
@@ -101,6 +102,7 @@ def register(*, policy: str, table: str, database_url: str | None, as_json: bool
             _blame_interval(reaper, options)
             raise InvalidInput(error.message, hint=_as_options(error.hint), sqlstate=error.sqlstate) from None
         stored, advice = _look(reaper, policy, target, options)
+        lacking = [] if dry_run else _lacking(reaper)
 
     if as_json:
         emit(
@@ -110,9 +112,29 @@ def register(*, policy: str, table: str, database_url: str | None, as_json: bool
             dry_run=dry_run,
             changes=[document(change) for change in changes],
             index=None if advice is None else {"serving": advice.serving, "create": advice.create},
+            lacking_rights=[{"role": role, "kind": kind} for role, kind in lacking],
         )
     else:
         _show(policy, target, changes, stored, advice, dry_run=dry_run)
+        for role, kind in lacking:
+            show_line(f"role {visible(role)} lacks rights: pgreaper grant {shlex.quote(role)} --as {kind}", "yellow")
+
+
+def _check_states(
+    *, status: str | None, stamp: str | None, held: tuple[str, ...], expired: str | None, **_others: object
+) -> None:
+    """What the database would refuse, in the words that were typed."""
+    missing = [option for option, given in (("--held", held != ()), ("--expired", expired is not None)) if not given]
+    if status is not None and missing:
+        raise InvalidInput(
+            f"--status {visible(status)} needs {' and '.join(missing)}",
+            hint="--held VALUE is a state that counts as held, --expired VALUE the state afterwards.",
+        )
+    if status is None and stamp is None:
+        raise InvalidInput(
+            "neither --status nor --stamp says which rows are held",
+            hint="--status COLUMN with --held and --expired; or only --stamp COLUMN, NULL while a row is held.",
+        )
 
 
 def _parameters(options: dict[str, Any]) -> dict[str, Any]:
@@ -251,6 +273,15 @@ def _look(
             return found, index_advice(reaper.connection, found)
     except (psycopg.Error, ReaperError):
         return None, None  # Advice is no reason to fail: the policy is registered.
+
+
+def _lacking(reaper: Reaper) -> list[tuple[str, str]]:
+    """Roles that work here and have yet to be given their rights on this target."""
+    try:
+        with reaper.connection.transaction():
+            return reaper.ungranted()
+    except ReaperError:
+        return []  # Who may register need not see who may work.
 
 
 def _show(

@@ -13,7 +13,11 @@ security invoker
 set search_path = pg_catalog, pg_temp
 as $function$
   with recursive target as (
-    select to_regclass(format('%I.%I', policy.target_schema, policy.target_table))::oid as oid, true as first
+    -- Not to_regclass(), which asks for USAGE on the schema.
+    select c.oid, true as first
+      from pg_catalog.pg_class as c
+      join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
+     where n.nspname = policy.target_schema and c.relname = policy.target_table
     union
     select d.refobjid, false
       from target as t

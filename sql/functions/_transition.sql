@@ -110,7 +110,8 @@ begin
     if v_environment then
       -- The server's own words about a statement name objects; a trigger's may say anything.
       v_trouble := case
-        when starts_with(v_context, 'SQL statement') then array[v_sqlstate, v_message, v_detail, v_hint]
+        when starts_with(v_context, 'SQL statement') or starts_with(v_context, 'PL/pgSQL function pgreaper.')
+          then array[v_sqlstate, v_message, v_detail, v_hint]
         else array[v_sqlstate, format('a trigger of %I.%I raised SQLSTATE %s', policy.target_schema, policy.target_table, v_sqlstate),
                    '', 'Nobody was charged; the next round tries again.']
       end;
