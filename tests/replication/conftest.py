@@ -78,6 +78,7 @@ def follow(cluster: Cluster, primary: Cluster) -> None:
         file.write(
             f"\nprimary_conninfo = 'host={primary.host} port={primary.port} user={primary.superuser}'\n"
             "synchronous_standby_names = ''\n"
+            "log_connections = on\n"
         )
     cluster.start()
     with connect(cluster) as connection:
