@@ -82,14 +82,14 @@ _IMAGE = _Text("image", r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", "the name of an image"
 def _job_options(function: _F) -> _F:
     """The options that all three share: what is to run."""
     for option in (
-        click.argument("policies", metavar="[POLICY]...", nargs=-1, type=_WORD),
-        click.option("--max-seconds", type=SECONDS, metavar="SECONDS", default=50, show_default=True,
-                     help="A run claims nothing more after that."),
+        click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
+        click.option("--concurrency", type=CALLS, metavar="N", help="Calls of the handler at once.  [default: 8]"),
         click.option("--handler", type=_HANDLER, metavar="MODULE:FUNCTION",
                      help="Call this function for each hold before it expires."),
-        click.option("--concurrency", type=CALLS, metavar="N", help="Calls of the handler at once."),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
-        click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks."),
+        click.option("--max-seconds", type=SECONDS, metavar="SECONDS", default=50, show_default=True,
+                     help="A run claims nothing more after that."),
+        click.argument("policies", metavar="[POLICY]...", nargs=-1, type=_WORD),
     ):  # fmt: skip
         function = option(function)
     return function
@@ -115,9 +115,9 @@ def _job(options: dict[str, Any]) -> texts.Job:
 
 
 @print_.command()
-@_job_options
-@click.option("--program", type=_PATH, metavar="PATH", help=_PROGRAM_HELP)
 @click.option("--schedule", metavar="'M H D M W'", default=_EVERY_MINUTE, show_default=True, help="When to start.")
+@click.option("--program", type=_PATH, metavar="PATH", help=_PROGRAM_HELP)
+@_job_options
 def crontab(*, program: str | None, schedule: str, as_json: bool, **options: Any) -> None:
     """
     Lines for a crontab: one run per start, on all policies unless some are named.
@@ -130,17 +130,17 @@ def crontab(*, program: str | None, schedule: str, as_json: bool, **options: Any
 
 
 @print_.command()
-@_job_options
-@_shutdown
-@click.option("--program", type=_EXECUTABLE, metavar="PATH", help=_PROGRAM_HELP)
 @click.option("--kind", type=click.Choice(["daemon", "timer"]),
               help="The daemon's service, or a run with its timer.  [default: all three]")  # fmt: skip
 @click.option("--schedule", type=_CALENDAR, metavar="CALENDAR", default="minutely", show_default=True,
               help="When the timer starts a run: see systemd.time(7).")  # fmt: skip
 @click.option("--name", type=_USER, default="pgreaper", show_default=True,
               help="Of the units, of their user, and of /etc/NAME.env, which holds PGREAPER_DATABASE_URL.")  # fmt: skip
+@click.option("--program", type=_EXECUTABLE, metavar="PATH", help=_PROGRAM_HELP)
 @click.option("--to", "folder", type=click.Path(file_okay=False, exists=True, path_type=Path), metavar="DIRECTORY",
               help="Write the units there, each as a file.")  # fmt: skip
+@_shutdown
+@_job_options
 def systemd(
     *,
     program: str | None,
@@ -171,8 +171,6 @@ def systemd(
 
 
 @print_.command()
-@_job_options
-@_shutdown
 @click.option("--kind", type=click.Choice(["cronjob", "deployment"]),
               help="One run per start, or the daemon.  [default: both]")  # fmt: skip
 @click.option("--image", type=_IMAGE, default=f"pgreaper:{__version__}", show_default=True,
@@ -184,6 +182,8 @@ def systemd(
 @click.option("--secret", type=_SECRET, default="pgreaper", show_default=True,
               help="The secret with the URL of the database.")  # fmt: skip
 @click.option("--secret-key", type=_KEY, default="database-url", show_default=True, help="Its key in there.")
+@_shutdown
+@_job_options
 def k8s(
     *,
     kind: str | None,
