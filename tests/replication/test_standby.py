@@ -89,7 +89,9 @@ def test_what_writes_says_why_not(standby, pgreaper, arguments):
     result = pgreaper(*arguments, url=standby.dsn)
 
     assert result.code == 75, result
-    assert "read-only" in result.err
+    # Alembic's transaction does not ask first; the server refuses it.
+    migrates = arguments[0] in ("install", "uninstall")
+    assert ("read-only" if migrates else "the server is a standby: it is read-only") in result.err
     assert "hint: Connect to the primary" in result.err
     assert result.out == ""
 
