@@ -40,7 +40,7 @@ _FULL = re.compile(
     r"too many (?:clients|connections)|connection slots|no more connections|starting up|shutting down|recovery",
     re.IGNORECASE,
 )
-_REFUSED = re.compile(r"unsupported startup parameter(?: in options)?: ?(\w+)")
+_REFUSED = re.compile(r"unsupported startup parameter(?: in (options))?: ?(\w+)")
 # Seconds that a name's lookup may take where no connect_timeout is in force.
 _LOOKUP_LIMIT: Final = 60.0
 OPTION: Final = "--database-url"
@@ -190,7 +190,7 @@ def _open(address: Address, parameters: dict[str, str]) -> Connection:
     except psycopg.Error as error:
         text = address.conceal(str(error))
     # Outside the handler: the text that libpq wrote stays in nobody's traceback.
-    refused = _REFUSED.search(text)
+    refused = refused_parameter(text)
     raise Unreachable(
         f"the database cannot be reached: {_first_sentence(text)}",
         hint="The pooler takes no such parameter: leave it out of the URL and of the PG… variables, "
@@ -198,8 +198,14 @@ def _open(address: Address, parameters: dict[str, str]) -> Connection:
         if refused
         else _advice(address),
         waiting=_FULL.search(text) is not None,
-        parameter=refused[1] if refused else None,
+        parameter=refused,
     )
+
+
+def refused_parameter(text: str) -> str | None:
+    """The startup parameter that a pooler refuses in these words; newer ones look into ``options`` and name its part."""
+    found = _REFUSED.search(text)
+    return (found[1] or found[2]) if found else None
 
 
 def _settings(options: str) -> dict[str, str]:

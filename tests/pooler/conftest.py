@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import tempfile
@@ -52,6 +53,11 @@ class Pooler:
         self._user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         self._process: subprocess.Popen[bytes] | None = None
         self._settings = SETTINGS | settings
+        found = re.search(r"(\d+)\.(\d+)", subprocess.check_output([program, "--version"], text=True))
+        assert found
+        if (int(found[1]), int(found[2])) >= (1, 21):
+            # Newer ones can keep track of prepared statements: they must not have to.
+            self._settings = {"max_prepared_statements": "0"} | self._settings
         if self._user:
             os.chown(self.folder, self._user.pw_uid, self._user.pw_gid)
 

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from pgreaper.api import Reaper
-from pgreaper.connection import Unreachable, connect, resolve
+from pgreaper.connection import Unreachable, connect, refused_parameter, resolve
 from pgreaper.errors import InvalidInput, LeaseLost
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ COMMANDS = [
     ["dead", "discard", "holds", "--key", "3", "--reason", "gone"],
     ["install"], ["install", "--check"], ["unregister", "holds"],
 ]  # fmt: skip
+# What they find is their own tests' business.
+LOOKS = [["doctor"], ["discover"], ["cron", "status"]]
 
 
 @pytest.mark.parametrize("pooler", [{"default_pool_size": "1"}], indirect=True)
@@ -148,6 +150,9 @@ def test_c066_every_command_leaves_nothing_behind(pooler, new_database, pgreaper
         result = pgreaper(*command, url=url)
         # Two holds are refused by the trigger: the run says so.
         assert result.code == (1 if command == ["work"] else 0), (command, result)
+        assert footprint(url) == (pid, before), command
+    for command in LOOKS:
+        assert pgreaper(*command, url=url).code in (0, 1, 3), command
         assert footprint(url) == (pid, before), command
     assert pgreaper("uninstall", "--force", url=url).code == 0
     assert footprint(url) == (pid, before)
@@ -280,6 +285,20 @@ def test_c065_another_parameter_that_the_pooler_refuses(dsn, monkeypatch):
     with pytest.raises(Unreachable, match="unsupported startup parameter: geqo") as refused:
         connect(resolve(dsn))
     assert "ignore_startup_parameters" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("words", "parameter"),
+    [
+        ("FATAL:  unsupported startup parameter: options", "options"),
+        ("FATAL:  unsupported startup parameter in options: statement_timeout", "options"),
+        ("FATAL:  unsupported startup parameter: geqo", "geqo"),
+        ("FATAL:  no such database: options", None),
+    ],
+)
+def test_c065_the_words_of_older_and_newer_poolers(words, parameter):
+    """PgBouncer looks into ``options`` since 1.20, and says so."""
+    assert refused_parameter(words) == parameter
 
 
 # -- leases behind a pooler
