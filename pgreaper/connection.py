@@ -203,7 +203,7 @@ def _open(address: Address, parameters: dict[str, str]) -> Connection:
 
 
 def refused_parameter(text: str) -> str | None:
-    """The startup parameter that a pooler refuses in these words; newer ones look into ``options`` and name its part."""
+    """The startup parameter that a pooler refuses in these words; newer ones name the part of ``options``."""
     found = _REFUSED.search(text)
     return (found[1] or found[2]) if found else None
 
