@@ -7,6 +7,10 @@ from pgreaper.doctor.policy import bloated, disabled, size
 from pgreaper.reading import Row
 from pgreaper.text import plural
 
+# Days that reaper_prune() keeps unless told otherwise.
+_CLAIMS = 7
+_TRAIL = 90
+
 
 def vacuum(look: Look) -> Iterator[Finding]:
     """The books are small and change often."""
@@ -17,24 +21,35 @@ def vacuum(look: Look) -> Iterator[Finding]:
 
 def growth(look: Look) -> Iterator[Finding]:
     """The trail, the events and the finished claims stay until somebody prunes them."""
-    tables = _tables(look)
-    total = sum(row.bytes for row in tables)
-    if total <= look.limits.books:
-        return
-    largest = max(tables, key=lambda row: int(row.bytes))
     with look.reading():
         row = look.row(
-            "select (extract(epoch from pgreaper._clock() - min(t.at)) / 86400)::int as days,"
-            " to_regproc('pgreaper.reaper_prune') is not null as prunes from pgreaper.transitions as t"
+            "select (extract(epoch from pgreaper._clock() - min(o.claim)) / 86400)::int as claims,"
+            " (extract(epoch from pgreaper._clock() - min(o.trail)) / 86400)::int as trail"
+            "  from pgreaper.policies as p cross join lateral (select"
+            "    (select min(c.finished_at) from pgreaper.claims as c"
+            "      where c.policy_id = p.policy_id and c.finished_at is not null) as claim,"
+            "    (select min(t.at) from pgreaper.transitions as t where t.policy_id = p.policy_id) as trail) as o"
         )
-    since = f", of the last {plural(row.days, 'day')}" if row.days else ""
-    yield Finding(
-        "books", WARNING, None, "pgreaper",
-        f"pgreaper's own tables have {size(total)}, {largest.name} alone {size(largest.bytes)}{since}: nothing removes"
-        " what is old",
-        commands=("pgreaper prune",) if row.prunes else (),
-        advice="And schedule it." if row.prunes else "Delete what is old from pgreaper.transitions, events and claims.",
-    )  # fmt: skip
+    tables = _tables(look)
+    total = sum(row.bytes for row in tables)
+    old = [
+        f"{what} of {plural(days, 'day')} ago"
+        for what, days, keep in (("claims", row.claims, _CLAIMS), ("transitions", row.trail, _TRAIL))
+        if (days or 0) > 2 * keep
+    ]
+    largest = max(tables, key=lambda row: int(row.bytes))
+    size_ = f"{size(total)}, {largest.name} alone {size(largest.bytes)}"
+    if old:
+        yield Finding(
+            "books", WARNING, None, "pgreaper",
+            f"nobody prunes pgreaper's own tables: they have {' and '.join(old)} ({size_})",
+            sql=("select * from pgreaper.reaper_prune();",), advice="Again while it says more; and then every day.",
+        )  # fmt: skip
+    elif total > look.limits.books:
+        yield Finding(
+            "books", WARNING, None, "pgreaper", f"pgreaper's own tables have become large: {size_}",
+            advice="Keep less: reaper_prune(keep => …, keep_claims => …).",
+        )  # fmt: skip
 
 
 def _tables(look: Look) -> list[Row]:

@@ -367,4 +367,31 @@ def public(look: Look) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-CHECKS = (drift, public)
+def grants(look: Look) -> Iterator[Finding]:
+    """The roles that reaper_grant() knows, and the one that looks if it may claim, can do what their kind does."""
+    with look.reading():
+        readable = look.row("select has_table_privilege('pgreaper.grants', 'select') as it").it
+        known = look.rows("select g.role, g.kind from pgreaper.grants as g order by 1, 2") if readable else []
+        roles = [(row.role, row.kind) for row in known]
+        claims = look.row(
+            "select exists (select from pg_catalog.pg_proc as p where p.pronamespace = 'pgreaper'::regnamespace"
+            " and p.proname = 'reaper_claim' and has_function_privilege(p.oid, 'execute')) as it"
+        ).it
+        if claims and look.facts.role not in [role for role, _ in roles]:
+            roles.append((look.facts.role, "worker"))
+        for role, kind in roles:
+            missing = look.rows(
+                "select m.statement || ';' as statement from pgreaper._missing_rights(%(role)s, %(kind)s) as m"
+                " where m.ours",
+                role=role, kind=kind,
+            )  # fmt: skip
+            if missing:
+                yield Finding(
+                    "grants", ERROR, None, role,
+                    f"role {visible(role)} is to be a {kind}, but lacks {plural(len(missing), 'right')} on objects of"
+                    " pgreaper",
+                    sql=(grant(role, kind),),
+                )  # fmt: skip
+
+
+CHECKS = (drift, public, grants)

@@ -150,17 +150,8 @@ def make_url(dsn: str, role: str) -> str:
     return f"{before}//{role}@{rest.partition('@')[2]}"
 
 
-def grant_worker(db: psycopg.Connection[Any], role: str, *columns: str, table: str = "holds") -> None:
-    """By hand what reaper_grant does, and the columns of the target."""
-    r = sql.Identifier(role)
-    for statement in (
-        "grant usage on schema pgreaper to {r}",
-        "grant execute on all routines in schema pgreaper to {r}",
-        "grant select, insert, update, delete on all tables in schema pgreaper to {r}",
-        "revoke insert, update, delete on pgreaper.policies from {r}",
-        "grant usage on all sequences in schema pgreaper to {r}",
-    ):
-        db.execute(sql.SQL(statement).format(r=r))
-    if columns:
-        names = sql.SQL(", ").join(map(sql.Identifier, columns))
-        db.execute(sql.SQL("grant select, update ({c}) on {t} to {r}").format(c=names, t=sql.Identifier(table), r=r))
+def grant_worker(db: psycopg.Connection[Any], role: str, *, targets: bool = True) -> None:
+    """What a worker needs on pgreaper and its targets; ``targets=False``: not on these."""
+    db.execute("select pgreaper.reaper_grant(%s, 'worker')", [role])
+    if not targets:
+        db.execute(sql.SQL("revoke all on holds from {}").format(sql.Identifier(role)))

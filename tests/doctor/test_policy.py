@@ -36,7 +36,7 @@ def test_a_healthy_policy_has_no_finding(doctor, bookings):
 def test_the_worker_itself_sees_a_healthy_policy(doctor, bookings, db, worker):
     """With exactly a worker's rights: nothing but that other roles' sessions are hidden, and how to see them."""
     role, url = worker
-    grant_worker(db, role, "status")
+    grant_worker(db, role)
     finding = doctor.heal("unseen", level="note", url=url, admin=doctor_url(db))
     assert role in finding["sql"][0]
     assert doctor.look(url=url) == []
@@ -128,7 +128,7 @@ def test_a_claim_that_reads_the_whole_table(doctor, bookings, db):
 def test_a_claim_that_may_use_no_index(bookings, db, worker):
     """A planner setting of the role's: found as that role, by the plan of the claim's own statement."""
     role, url = worker
-    grant_worker(db, role, "status")
+    grant_worker(db, role)
     history(db)
     for setting in ("enable_indexscan", "enable_bitmapscan", "enable_indexonlyscan"):
         db.execute(f"alter role {role} in database {db.info.dbname} set {setting} = off")
@@ -208,7 +208,7 @@ def test_the_states_are_others(doctor, holds, db):
 def test_c061_what_a_worker_lacks(doctor, bookings, db, worker, run):
     """Found before any claim, also by an administrator; each right by name, with the statement that gives it."""
     role, url = worker
-    grant_worker(db, role)
+    grant_worker(db, role, targets=False)
     finding = doctor.only("grants", level="error")
     assert role in finding["fact"]
     assert doctor.only("grants", level="error", url=url)["sql"] == finding["sql"]
@@ -233,7 +233,7 @@ def test_c061_what_a_worker_lacks(doctor, bookings, db, worker, run):
 def test_row_level_security_would_hide_holds(doctor, bookings, db, worker):
     """Told to the worker itself, and to an administrator who sees every row."""
     role, url = worker
-    grant_worker(db, role, "status")
+    grant_worker(db, role)
     db.execute("alter table holds enable row level security; create policy half on holds using (id % 2 = 0)")
     assert doctor.only("row-security", level="error", url=url)["subject"] == role
     doctor.heal("row-security", level="error")

@@ -20,7 +20,7 @@ from pgreaper import schema
 from pgreaper.doctor import Limits, examine
 from pgreaper.embedded import Cluster
 from tests.conftest import Holds
-from tests.doctor.conftest import Doctor, grant_worker
+from tests.doctor.conftest import Doctor, grant_worker, make_url
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +30,7 @@ def registered(holds, db, worker):
     """The policy holds, and a role that may work on it."""
     holds.ahead(3)
     holds.register()
-    grant_worker(db, worker[0], "status")
+    grant_worker(db, worker[0])
     return holds
 
 
@@ -154,11 +154,16 @@ def test_c059_what_public_has(doctor, installed):
             doctor.heal("public", level="error", url=installed)
 
 
-def test_the_books_grow(db, registered, run):
-    """Beyond the limit only; the remedy is there once there is something that prunes."""
+def test_c084_nobody_prunes_the_books(doctor, db, registered, run):
+    """By the age of what is in them; the remedy removes it.  And by their size, whoever prunes."""
+    registered.due(3)
+    run("work")
     assert found(db, "books") == []
+    db.execute("update pgreaper.claims set finished_at = finished_at - interval '30 days'")
+    finding = doctor.heal("books", level="warning")
+    assert "claims of 30 days ago" in finding["fact"]
     [finding] = found(db, "books", books=1)
-    assert "nothing removes what is old" in finding.fact
+    assert finding.fact.startswith("pgreaper's own tables have become large")
 
 
 def test_autovacuum_is_off_for_the_books(doctor, db):
@@ -219,19 +224,36 @@ def test_c006_a_timeout_is_judged_by_what_batches_take(doctor, db, registered, w
     assert "99th percentile" in doctor.heal("timeout", level="warning", url=url)["fact"]
 
 
-def test_a_role_that_may_not_even_use_the_schema(doctor, db, server, worker):
+def test_a_role_that_may_not_even_use_the_schema(doctor, db, worker, dsn):
     role, url = worker
-    finding = doctor.only("grants", level="error", url=url)
-    assert finding["sql"] == [f"select pgreaper.reaper_grant('{role}', 'worker');"]
     assert [f["code"] for f in doctor.look(url=url)] == ["grants"]
+    finding = doctor.heal("grants", level="error", url=url, admin=dsn)
+    assert finding["sql"] == [f"select pgreaper.reaper_grant('{role}', 'worker');"]
 
 
-def test_superusers(doctor, db, registered, connect):
+def test_rights_on_the_books(doctor, db, registered, worker, dsn):
+    """Something was taken from a role since; told to an administrator and to the role itself."""
+    role, url = worker
+    for taken in ("execute on function pgreaper._due from", "insert on pgreaper.claims from"):
+        db.execute(f"revoke {taken} {role}")
+        assert doctor.only("grants", level="error", url=url)["subject"] == role
+        doctor.heal("grants", level="error", url=url, admin=dsn)
+        db.execute(f"revoke {taken} {role}")
+        doctor.heal("grants", level="error")
+
+
+def test_superusers(doctor, db, registered, connect, dsn):
     """Somebody who looks as superuser is told; a worker that is one is a fault."""
     assert [(f["code"], f["level"]) for f in doctor.look()] == [("superuser", "note")]
     session = connect(application_name="pgreaper/host/1")
     finding = doctor.only("superuser", level="warning")
     assert finding["subject"] == db.info.user
+    try:
+        for statement in finding["sql"]:
+            db.execute(statement)
+        assert doctor.codes(url=make_url(dsn, "pgreaper_worker")) == ["superuser", "unseen"]
+    finally:
+        db.execute("drop owned by pgreaper_worker; drop role pgreaper_worker")
     session.close()
     wait(db, "select count(*) = 0 from pg_stat_activity where application_name = 'pgreaper/host/1'")
     assert doctor.codes() == []
@@ -363,11 +385,12 @@ def test_nothing_is_written_and_no_setting_stays(db, registered, dsn):
 
 
 def test_what_a_role_may_not_see_stops_nothing(doctor, db, registered, worker):
-    """Each look that is refused is a note by name; the others are made; the exit code stays 0."""
+    """Each look that is refused is a note by name; the others are made."""
     role, url = worker
     db.execute(f"revoke all on pgreaper.claims, pgreaper.failures from {role}; grant pg_read_all_stats to {role}")
     look = doctor.look(url=url)
-    assert {f["code"] for f in look} == {"unchecked"}
+    assert {f["code"] for f in look} == {"unchecked", "grants"}
+    look = [f for f in look if f["code"] == "unchecked"]
     assert {f["subject"] for f in look} >= {"lease", "dead letters", "timeouts"}
     assert all(f["level"] == "note" and "permission denied" in f["fact"] for f in look)
     db.execute("drop index holds_due")
