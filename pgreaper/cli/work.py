@@ -269,7 +269,12 @@ def _tell(run: Run) -> None:
         if run.expired:
             click.echo(total + _why(run))
         elif not lines and sys.stdout.isatty() and run.ended in ("drained", "once"):
-            click.echo("nothing is due" if run.policies else "no policy is registered: `pgreaper register` adds one")
+            if any(p.failed for p in run.policies.values()):
+                click.echo("nothing was done")
+            else:
+                click.echo(
+                    "nothing is due" if run.policies else "no policy is registered: `pgreaper register` adds one"
+                )
         elif not lines and sys.stdout.isatty() and run.ended == "signal":
             click.echo("stopped; nothing was due")
     if run.trouble is not None:

@@ -9,12 +9,14 @@ import sys
 import threading
 import traceback
 from datetime import timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pgreaper.api import DEAD_LETTER, EXPIRED, LOCKED
 from pgreaper.errors import AccessDenied, DatabaseUnavailable, NotInstalled, UnknownPolicy, VersionMismatch
+from pgreaper.worker import _Turn
 
 if TYPE_CHECKING:
     import psycopg
@@ -245,7 +247,21 @@ def test_one_poison_hold_makes_the_exit_code_1_and_stops_nobody(db, holds, work)
     assert {i for i, s in holds.states().items() if s == "expired"} == set(good)
 
 
-def test_batches_shrink_under_a_statement_timeout(db, holds, work, dsn):
+def test_c069_batches_grow_back_slowly():
+    """After one that was too large: quickly up to half of it, then a hundredth of the full batch at a time."""
+    turn = _Turn("holds", 500)
+    turn.shrink(500)
+    assert turn.batch == 125
+    sizes = [turn.batch]
+    while turn.batch < 500:
+        turn.grow()
+        sizes.append(turn.batch)
+        assert len(sizes) < 60
+    assert sizes[:3] == [125, 250, 255]
+    assert all(b - a <= 5 for a, b in pairwise(sizes[1:]))
+
+
+def test_c069_batches_shrink_under_a_statement_timeout(db, holds, work, dsn):
     """What is too much for one statement goes in smaller ones, and nobody is blamed."""
     holds.due(150)
     holds.register(batch=100)
