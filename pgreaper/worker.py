@@ -1101,7 +1101,6 @@ class Worker:
     def _connect(self, *, first: bool = False) -> None:
         """Connect, waiting as long as this kind of run may wait.  Raises the trouble when that is over."""
         while True:
-            self._beat()
             try:
                 self._open()
             except DatabaseUnavailable as trouble:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -129,12 +130,16 @@ def test_a_policy_that_cannot_be_looked_at_keeps_nobody_waiting(db, holds, other
     holds.register("dull", target="dull_holds", key_columns=["id"])
     others()
     db.execute(f"alter database {db.info.dbname} set statement_timeout = '500ms'")
-    start("work", "--daemon", "--poll", "0.5")
+    daemon = start("work", "--daemon", "--poll", "0.5")
     wait_until("select exists (select from pg_stat_activity where application_name like 'pgreaper/%')")
 
     db.execute("insert into others (expires_at) values (now() + interval '1 second')")
 
     wait_until("select status = 'expired' from others")
+    daemon.popen.send_signal(signal.SIGTERM)
+    result, _ = daemon.end()
+    assert "policy dull: cannot look ahead" in result.err
+    assert "policy others" not in result.err
 
 
 @pytest.mark.parametrize("number", [30])
