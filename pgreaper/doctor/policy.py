@@ -681,14 +681,15 @@ def service(target: Target) -> Iterator[Finding]:
         yield target.finding(
             "unserved", ERROR, f"{due}, the oldest for {duration(s.oldest)}, and nobody takes them: {last}",
             subject=p.name, commands=(command("work", p.name),),
-            advice="And let it run from now on: pgreaper work --daemon, cron, or pg_cron.",
+            advice="With its --handler, if it has one; and from now on by cron, pg_cron, or pgreaper work --daemon.",
         )  # fmt: skip
     elif not locked:
         yield target.finding(
             "late", WARNING,
             f"{due}, the oldest for {duration(s.oldest)}, which is more than the objective of"
             f" {duration(p.objective_seconds)}; {last}",
-            subject=p.name, commands=(command("work", p.name),), advice="More workers, or a larger batch.",
+            subject=p.name, commands=(command("work", p.name),),
+            advice="With its --handler, if it has one. For good: more workers, or a larger batch.",
         )  # fmt: skip
 
 
