@@ -20,6 +20,7 @@
 -- Raises
 --   RP002  no such policy.     22023  a batch, max_rows or max_seconds that makes no sense.
 --   2D000  it is not the only statement, or inside a transaction: there it cannot commit.
+--   55P03  a target stayed locked.     57014  canceled.     RP005  a piece of pgreaper is missing.
 create procedure pgreaper.reaper_sweep(
   policy text default null,
   batch integer default null,

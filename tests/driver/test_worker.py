@@ -388,7 +388,7 @@ def test_a_database_of_another_version(db, work):
     assert "9.9" in str(error.value)
 
 
-def test_a_read_only_node(db, work):
+def test_c072_a_read_only_node(db, work):
     """Nothing can be written: try later (75)."""
     db.execute(f"alter database {db.info.dbname} set default_transaction_read_only = on")
     with pytest.raises(DatabaseUnavailable) as error:
