@@ -151,22 +151,22 @@ def objects(text: str) -> Iterator[tuple[str, str, str]]:
 _OPENING = """\
 do $opening$
 begin
-  perform set_config('pgreaper.lock_timeout', current_setting('lock_timeout'), true),
-          set_config('pgreaper.search_path', current_setting('search_path'), true),
-          set_config('pgreaper.client_min_messages', current_setting('client_min_messages'), true);
+  perform pg_catalog.set_config('pgreaper.lock_timeout', pg_catalog.current_setting('lock_timeout'), true),
+          pg_catalog.set_config('pgreaper.search_path', pg_catalog.current_setting('search_path'), true),
+          pg_catalog.set_config('pgreaper.client_min_messages', pg_catalog.current_setting('client_min_messages'), true);
 
-  perform set_config('lock_timeout', '1min', true);
-  perform pg_advisory_xact_lock(8099568234601145714);
+  perform pg_catalog.set_config('lock_timeout', '1min', true);
+  perform pg_catalog.pg_advisory_xact_lock(8099568234601145714);
 
-  perform set_config('lock_timeout', '2s', true),
-          set_config('search_path', '', true),
-          set_config('client_min_messages', 'warning', true);
+  perform pg_catalog.set_config('lock_timeout', '2s', true),
+          pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
+          pg_catalog.set_config('client_min_messages', 'warning', true);
 end
 $opening$;
 
 do $opening$
 begin
-  if coalesce(current_setting('pgreaper.lock_timeout', true), '') = '' then
+  if coalesce(pg_catalog.current_setting('pgreaper.lock_timeout', true), '') operator(pg_catalog.=) '' then
     raise exception 'pgreaper is installed and removed inside one transaction only'
       using errcode = 'no_active_sql_transaction',
             hint = 'Run the script with psql -1, or take the call out of autocommit.';
@@ -178,9 +178,9 @@ $opening$;
 _CLOSING = """\
 do $closing$
 begin
-  perform set_config('lock_timeout', current_setting('pgreaper.lock_timeout'), true),
-          set_config('search_path', current_setting('pgreaper.search_path'), true),
-          set_config('client_min_messages', current_setting('pgreaper.client_min_messages'), true);
+  perform pg_catalog.set_config('lock_timeout', pg_catalog.current_setting('pgreaper.lock_timeout'), true),
+          pg_catalog.set_config('search_path', pg_catalog.current_setting('pgreaper.search_path'), true),
+          pg_catalog.set_config('client_min_messages', pg_catalog.current_setting('pgreaper.client_min_messages'), true);
 end
 $closing$;
 """

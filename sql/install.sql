@@ -5,6 +5,9 @@
 -- is enough to try it out; `pgreaper install` and Alembic run the same files and also
 -- record the version.
 
+-- Names in views, defaults and constraints mean the server's own.
+set local search_path = pg_catalog, pg_temp;
+
 \ir schema.sql
 
 -- Where this is.

@@ -47,7 +47,8 @@ declare
   v_equals text[];
   v_quoted text[];
   v_simple boolean;
-  v_same text;
+  v_foreign boolean;
+  v_same text := 'operator(pg_catalog.=)';
   v_zone constant text := quote_literal(policy.zone);
   v_column constant text := format('h.%I', policy.deadline_column);
   v_bound text;
@@ -71,10 +72,9 @@ begin
          max(coalesce(nullif(t.typbasetype, 0), t.oid)) filter (where a.attname = policy.stamp_column),
          array_agg(k.encode order by w.position) filter (where w.position <= v_key_size),
          array_agg(k.decode order by w.position) filter (where w.position <= v_key_size),
-         array_agg(q.operator order by w.position) filter (where w.position <= v_key_size),
-         max(q.operator) filter (where a.attname = policy.status_column),
+         bool_or(t.typnamespace <> 'pg_catalog'::regnamespace and t.typtype <> 'e'),
          array_agg(format('h.%I', a.attname) order by w.position) filter (where w.position <= v_key_size)
-    into v_kind, v_found, v_deadline_type, v_stamp_type, v_encode, v_decode, v_equals, v_same, v_quoted
+    into v_kind, v_found, v_deadline_type, v_stamp_type, v_encode, v_decode, v_foreign, v_quoted
     from unnest(v_wanted) with ordinality as w (name, position)
     join pg_catalog.pg_attribute as a
       on a.attrelid = v_relation and a.attname = w.name and a.attnum > 0 and not a.attisdropped
@@ -82,12 +82,7 @@ begin
     -- OFFSET keeps the condition inside, before the function.
     left join lateral (
       select p.encode, p.decode from pgreaper._key_part(a.atttypid) as p where w.position <= v_key_size offset 0
-    ) as k on true
-    -- Nearly always the server's own.
-   cross join lateral (
-      select case when t.typtype = 'e' or t.typnamespace = 'pg_catalog'::regnamespace then 'operator(pg_catalog.=)'
-                  else pgreaper._equals(t.oid) end as operator
-    ) as q;
+    ) as k on true;
 
   if v_found is null or not v_found @> v_wanted then
     raise undefined_column
@@ -101,6 +96,17 @@ begin
     raise insufficient_privilege
       using message = format('row level security of %s would hide holds from role %I', v_name, current_user),
             hint = 'Run as a role with BYPASSRLS, or as the owner of a table that is not under FORCE ROW LEVEL SECURITY.';
+  end if;
+
+  -- Nearly always the server's own.
+  if v_foreign then
+    select array_agg(pgreaper._equals(a.atttypid) order by k.position) into v_equals
+      from unnest(policy.key_columns) with ordinality as k (name, position)
+      join pg_catalog.pg_attribute as a on a.attrelid = v_relation and a.attname = k.name;
+    select pgreaper._equals(a.atttypid) into v_same
+      from pg_catalog.pg_attribute as a where a.attrelid = v_relation and a.attname = policy.status_column;
+  else
+    v_equals := array_fill(v_same, array[v_key_size]);
   end if;
 
   v_target.search_path := _target.search_path;

@@ -488,7 +488,7 @@ def test_the_owner_of_a_table_gives_its_rights(core, roles, shop, capsys):
     stranger = roles.create("stranger")
     with pytest.raises(AccessDenied, match=f"role {owner} may not give away rights on pgreaper"):
         Reaper(connection).grant(stranger, "worker")
-    core.do("drop table shop.bookings")  # with what the keeper has given away, so that it can go
+    core.do("drop schema pgreaper, shop, theirs cascade")  # with what the keeper has given away, so that it can go
 
 
 def test_refusals(core, roles, shop):

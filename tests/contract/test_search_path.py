@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from pgreaper import Reaper
+from pgreaper import Reaper, schema
 from pgreaper.cli import main
 from pgreaper.connection import resolve
 from pgreaper.errors import ReaperError
@@ -430,6 +430,22 @@ def test_the_register_command_is_not_hijacked(hostile, core, dsn):
         arguments += ["--zone", "UTC"] if kind == "zoned" else []
         assert main([*arguments, "--expired", "expired", "--owner", "x", "--database-url", url]) == 0
     assert not sprung(core)
+
+
+def test_what_is_installed_means_the_servers_own(empty_dsn):
+    """Views, defaults and constraints keep what they were resolved to: the path of who installs does not count."""
+    path = "options=-c%20search_path%3Dhostile,public"
+    with psycopg.connect(empty_dsn, autocommit=True) as connection:
+        connection.execute(TRAPS)
+        schema.install(f"{empty_dsn}&{path}")
+        taken = connection.execute(
+            "select pg_describe_object(d.classid, d.objid, d.objsubid) from pg_depend as d join pg_proc as p"
+            " on d.refclassid = 'pg_proc'::regclass and p.oid = d.refobjid where p.pronamespace = 'hostile'::regnamespace"
+            " and d.classid in ('pg_rewrite'::regclass, 'pg_constraint'::regclass, 'pg_attrdef'::regclass)"
+            " and pg_describe_object(d.classid, d.objid, d.objsubid) ~ 'pgreaper'"
+        ).fetchall()
+        assert taken == []
+        assert connection.execute("select is_called from hostile.sprung").fetchone() == (False,)
 
 
 @pytest.mark.parametrize("way", ["claim", "sweep"])
