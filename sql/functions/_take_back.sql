@@ -23,7 +23,11 @@ declare
   v_settled text[];
   v_keys text[];
   v_deadlines timestamptz[];
+  v_lenient pgreaper.policies := policy;
 begin
+  -- Which of several killed the worker nobody knows: retries shrink until the guilty hold is alone, and dies alone.
+  v_lenient.max_attempts := 2147483647;
+
   update pgreaper.claims as c
      set session_lost_at = _take_back.clock
     from (
@@ -68,7 +72,7 @@ begin
     values (policy.policy_id, 'taken-back', v_claim.worker, v_claim.token, _take_back.clock, v_claim.attempt);
 
     if v_keys is not null and v_claim.node = pgreaper._node() and pg_postmaster_start_time() <= v_claim.claimed_at then
-      perform pgreaper._fail(policy, _take_back.clock, v_keys, v_deadlines, v_claim.token, v_claim.worker,
+      perform pgreaper._fail(case when cardinality(v_keys) > 1 then v_lenient else policy end, _take_back.clock, v_keys, v_deadlines, v_claim.token, v_claim.worker,
         transient => true, error_class => 'LeaseExpired');
     elsif v_keys is not null then
       perform pgreaper._put_back(policy.policy_id, v_claim.first_deadline);

@@ -287,3 +287,21 @@ def test_a_claim_that_is_being_settled_is_not_taken_back(core, holds, worker, se
     assert core.value("select count(*) from pgreaper.failures") == 0
     with pytest.raises(psycopg.Error):
         core.call("reaper_renew", token=token)
+
+
+def test_nobody_dies_of_a_crash_that_another_may_have_caused(core, holds, set_clock):
+    """A budget of one: holds that lose a lease together stay retries, in ever smaller batches; alone it counts."""
+    holds.due(20)
+    core.register(lease="1 minute", max_attempts=1, backoff_base="1 second")
+    core.claim(batch=20)
+    sizes = []
+    for hours in range(1, 60):
+        set_clock(timedelta(hours=hours))
+        batch = core.claim(batch=20)
+        sizes.append(len(batch))
+        if not batch and not core.value("select count(*) from pgreaper.retries"):
+            break
+        dead = core.column("select attempts from pgreaper.dead_letters")
+        assert 1 not in dead, "it was not alone"
+    assert max(sizes) == 2, "twenty at first, an eighth of that after one attempt, then each alone"
+    assert core.value("select count(*) from pgreaper.dead_letters where error_class = 'LeaseExpired'") == 20

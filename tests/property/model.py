@@ -155,9 +155,14 @@ class Model:
             gone = claim.session is not None and claim.session not in self.sessions
             if claim.until <= self.now or (gone and claim.lost_at is not None and claim.lost_at <= self.now - GONE):
                 claim.ending = "taken-back"
-                for key, deadline in claim.deadlines.items():
-                    if key not in claim.settled and self.due(key) and self.holds[key].deadline == deadline:
-                        self.fail(key, deadline, MAX_ATTEMPTS, claim.claimed_at)
+                left = {
+                    key: deadline
+                    for key, deadline in claim.deadlines.items()
+                    if key not in claim.settled and self.due(key) and self.holds[key].deadline == deadline
+                }
+                for key, deadline in left.items():
+                    # Nobody dies of a crash that another may have caused.
+                    self.fail(key, deadline, MAX_ATTEMPTS if len(left) == 1 else 2**31, claim.claimed_at)
             elif gone and claim.lost_at is None:
                 claim.lost_at = self.now
 
