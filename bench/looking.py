@@ -1,24 +1,21 @@
 """
 What looking costs: time and buffers of every view and figure on a large installation.
 
-    python bench/looking.py [--millions 10]
-
-Ten million rows in the target (a hundred thousand of them dead letters at the head of the index, as many due
-behind them), ten million expired holds in the trail, the claims that did it.  Printed as a table for RESULTS.md.
+``python bench/looking.py [--millions 10]`` lays ten million rows in the target (a hundred thousand of them dead
+letters at the head of the index, as many due behind them), ten million expired holds in the trail and the claims
+that did it, and prints a table.
 """
 
-from __future__ import annotations
-
 import argparse
-import json
+import sys
 import time
-from pathlib import Path
+from typing import Any
 
 import psycopg
 
 from pgreaper.embedded import Cluster
+from pgreaper.schema import install
 
-SQL = Path(__file__).parent.parent / "sql"
 DEAD = 100_000
 DUE = 100_000
 
@@ -34,22 +31,27 @@ select g, g %% 100, 'booking ' || g, jsonb_build_object('seats', g %% 7, 'channe
             else now() - interval '30 days' + g * interval '0.1 s' end
   from generate_series(1, %(rows)s) as g;
 create index on bookings (hold_until) where status = 'held';
-select pgreaper.reaper_register('bookings', 'bookings', 'hold_until', 'status', held => '{held}', expired => 'expired', owner => 'bench');
-insert into pgreaper.failures (policy_id, key, deadline, attempts, first_seen_at, failed_at, not_before, error_class)
-select 1, id::text, hold_until, 1, now() - interval '2 days', now() - interval '2 days', 'infinity', 'ConstraintViolation'
+select pgreaper.reaper_register('bookings', 'bookings', 'hold_until', 'status',
+                                held => '{held}', expired => 'expired', owner => 'bench');
+insert into pgreaper.failures
+  (policy_id, key, deadline, attempts, first_seen_at, failed_at, not_before, error_class)
+select 1, id::text, hold_until, 1, now() - interval '2 days', now() - interval '2 days', 'infinity', 'Refused'
   from bookings where id <= %(dead)s;
 update pgreaper.cursors set position = (select max(deadline) from pgreaper.failures);
-insert into pgreaper.transitions (policy_id, token, worker, at, state, holds, keys, deadlines, first_deadline, last_deadline, lateness)
-select 1, gen_random_uuid(), 'pgreaper/host/' || b %% 16, now() - (%(rows)s / 500 - b) * interval '0.15 s', 'expired', 500,
+insert into pgreaper.transitions
+  (policy_id, token, worker, at, state, holds, keys, deadlines, first_deadline, last_deadline, lateness)
+select 1, gen_random_uuid(), 'pgreaper/host/' || b %% 16, now() - (%(rows)s / 500 - b) * interval '0.15 s',
+       'expired', 500,
        array_agg(k::text), array_agg(now() - interval '90 days' + k * interval '0.1 s'),
        now() - interval '90 days' + min(k) * interval '0.1 s', now() - interval '90 days' + max(k) * interval '0.1 s',
        array_fill(0, array[12]) || array[500] || array_fill(0, array[17])
   from generate_series(1, %(rows)s / 500) as b, generate_series(b * 500, b * 500 + 499) as k
  group by b;
-insert into pgreaper.claims (token, policy_id, worker, first_deadline, last_deadline, holds, attempt, claimed_at, claim_until,
-                             started_at, finished_at, ending, expired)
-select t.token, 1, t.worker, t.first_deadline, t.last_deadline, 500, 1, t.at - interval '9 ms', t.at + interval '60 s', t.at,
-       t.at + interval '2 ms', 'expired', 500
+insert into pgreaper.claims
+  (token, policy_id, worker, first_deadline, last_deadline, holds, attempt, claimed_at, claim_until, started_at,
+   finished_at, ending, expired)
+select t.token, 1, t.worker, t.first_deadline, t.last_deadline, 500, 1, t.at - interval '9 ms', t.at + interval '60 s',
+       t.at, t.at + interval '2 ms', 'expired', 500
   from pgreaper.transitions as t;
 """
 
@@ -66,29 +68,40 @@ LOOKS = {
 }
 
 
+def lay(db: "psycopg.Connection[tuple[Any, ...]]", rows: int) -> None:
+    """Fill the target and the books."""
+    values = {"dead": DEAD, "held": DEAD + DUE, "rows": rows}
+    for statement in LAY.split(";\n"):
+        db.execute((statement % values).encode())
+    db.execute("vacuum analyze")
+
+
+def cost(db: "psycopg.Connection[tuple[Any, ...]]", query: str) -> tuple[float, int]:
+    """Milliseconds and shared buffers of a query, the best of three."""
+    runs = []
+    for _ in range(3):
+        [(plans,)] = db.execute(f"explain (analyze, buffers, format json) {query}".encode()).fetchall()
+        plan = plans[0]["Plan"]
+        runs.append((plans[0]["Execution Time"], plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]))
+    return min(runs)
+
+
 def main() -> None:
+    """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--millions", type=float, default=10)
     rows = int(parser.parse_args().millions * 1_000_000)
-    with Cluster(settings={"max_wal_size": "8GB", "shared_buffers": "512MB", "fsync": False}) as cluster:
-        with psycopg.connect(cluster.dsn, autocommit=True) as db:
-            for line in (SQL / "install.sql").read_text().splitlines():
-                if line.startswith("\\ir "):
-                    db.execute((SQL / line.split()[1]).read_bytes())
-            began = time.monotonic()
-            for statement in LAY.split(";\n"):
-                values = {"dead": DEAD, "held": DEAD + DUE, "rows": rows}
-                db.execute((statement % values).encode())
-            db.execute("vacuum analyze")
-            print(f"laid in {time.monotonic() - began:.0f} s\n\n| look | ms, warm | buffers |\n|---|---:|---:|")
-            for name, query in LOOKS.items():
-                times, buffers = [], 0
-                for _ in range(3):
-                    plan = db.execute(f"explain (analyze, buffers, format json) {query}").fetchone()[0][0]
-                    times.append(plan["Execution Time"])
-                    buffers = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
-                print(f"| `{name}` | {min(times):.1f} | {buffers:,} |", flush=True)
-            print(json.dumps({"rows": rows}))
+    settings: dict[str, str | int | bool] = {"max_wal_size": "8GB", "shared_buffers": "512MB", "fsync": False}
+    with Cluster(settings=settings) as cluster, psycopg.connect(cluster.dsn, autocommit=True) as db:
+        install(cluster.dsn)
+        began = time.monotonic()
+        lay(db, rows)
+        lines = [f"{rows:,} rows, laid in {time.monotonic() - began:.0f} s", ""]
+        lines += ["| look | ms, warm | buffers |", "|---|---:|---:|"]
+        for name, query in LOOKS.items():
+            milliseconds, buffers = cost(db, query)
+            lines.append(f"| `{name}` | {milliseconds:.1f} | {buffers:,} |")
+        sys.stdout.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
