@@ -8,6 +8,8 @@ triggers, views and domains on the other hand must find what the caller's path f
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Connection = psycopg.Connection[Any]
+
+SQL = Path(__file__).parents[2] / "sql"
 
 # A trap counts in a sequence, which no rollback undoes: one that is sprung inside a handler is told, too.
 TRAPS = r"""
@@ -523,6 +527,17 @@ def test_what_is_called_from_outside_pins_its_path(core):
          order by 1""")
     # They consist of one constant or one call with its schema.
     assert open_ones == ["pgreaper._clock()", "pgreaper._lateness_bounds()", "pgreaper.reaper_version()"]
+
+
+def test_every_look_at_a_target_is_given_the_callers_path():
+    """`_target` would take the pinned path for the caller's where a function forgets to hand it on."""
+    calls = {
+        path.stem: re.findall(r"pgreaper[.]_target[(]([^()]*)[)]", path.read_text())
+        for path in SQL.glob("functions/*.sql")
+        if path.stem != "_target"
+    }
+    assert sum(map(len, calls.values())) >= 12
+    assert [name for name, found in calls.items() if not all("search_path" in arguments for arguments in found)] == []
 
 
 @pytest.mark.parametrize(
