@@ -91,28 +91,41 @@ def test_a_coroutine_is_cancelled_and_frees_its_place(db, holds, work):
     assert (run.outcomes, ends) == ({EXPIRED: 2, RETRY: 1}, ["1"])
 
 
-def test_a_thread_keeps_its_place_and_its_late_result_is_ignored(db, holds, work, gate):
-    """Never more calls at once than were allowed; it is told by `lease_lost`; its success expires nothing."""
-    holds.due(4)
+def test_a_thread_that_hangs_keeps_its_place(db, holds, work, gate):
+    """Never more calls at once than were allowed, the given up one included."""
+    holds.due(6)
     holds.register(backoff_base="1 hour")
-    lock, running, most, told = threading.Lock(), [0], [0], []
+    lock, running, most = threading.Lock(), [0], [0]
 
     def handler(call: Call) -> None:
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
-        if call.key == "1":
-            told.append(call.lease_lost.wait(10))
-            # Returns, late and well, as soon as another call runs beside it.
-            gate.wait(0.6)
-        else:
-            gate.wait(0.15)
+        gate.wait(60 if call.key == "1" else 0.2)
         with lock:
             running[0] -= 1
 
-    run, _ = work(handler=handler, handler_timeout=0.4, concurrency=2)
+    run, lines = work(handler=handler, handler_timeout=0.5, concurrency=2)
 
-    assert (run.outcomes, most, told) == ({EXPIRED: 3, RETRY: 1}, [2], [True])
+    assert (run.outcomes, most) == ({EXPIRED: 5, RETRY: 1}, [2])
+    assert lines[-1] == "left behind: 1 call of the handler that did not end"
+
+
+def test_a_threads_late_result_is_ignored(db, holds, work, gate):
+    """It is told by `lease_lost`, and its success expires nothing."""
+    holds.due(4)
+    holds.register(backoff_base="1 hour")
+    told: list[bool] = []
+
+    def handler(call: Call) -> None:
+        if call.key == "1":
+            told.append(call.lease_lost.wait(10))  # and returns at once, well, before its failure is in the books
+        else:
+            gate.wait(0.3)
+
+    run, _ = work(handler=handler, handler_timeout=1, concurrency=2)
+
+    assert (run.outcomes, told) == ({EXPIRED: 3, RETRY: 1}, [True])
     assert holds.states()[1] == "held"
     assert books(db) == [("1", "HandlerTimeout", 1, False)]
 
