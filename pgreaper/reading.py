@@ -8,13 +8,15 @@ setting left behind, so that it is harmless on a busy primary and behind a poole
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from psycopg.rows import dict_row
 
 if TYPE_CHECKING:
     import psycopg
     from psycopg import sql
+
+SYSTEM: Final = "pg_catalog, pg_temp"
 
 
 class Row(Mapping[str, Any]):
@@ -49,18 +51,23 @@ class Reader:
     seconds: float
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        """A transaction that writes nothing, waits for no lock, ends in bounded time and leaves no setting behind."""
+    def reading(self, search_path: str = SYSTEM) -> Iterator[None]:
+        """
+        A transaction that writes nothing, waits for no lock, ends in bounded time and leaves no setting behind.
+
+        Another ``search_path`` than the system's is for statements in which functions of the user's run; whatever
+        stands in them names its schema.
+        """
         with self.connection.transaction():
             self.connection.execute("set transaction isolation level read committed, read only")
             self.connection.execute(
-                "select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),"
+                "select pg_catalog.set_config('search_path', %s::pg_catalog.text, true),"
                 " pg_catalog.set_config('statement_timeout', %s::pg_catalog.text, true),"
                 " pg_catalog.set_config('lock_timeout', '1s', true),"
                 " pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true),"
                 " pg_catalog.set_config('IntervalStyle', 'postgres', true),"
                 " pg_catalog.set_config('jit', 'off', true)",
-                [str(round(self.seconds * 1000))],
+                [search_path, str(round(self.seconds * 1000))],
             )
             yield
 

@@ -134,12 +134,13 @@ def prepare(target: Target) -> Iterator[Finding]:
         with look.reading():
             target.fragments = look.row(
                 "select t.*, (pgreaper._clock() - p.grace)::text as cutoff, c.position"
-                "  from pgreaper.policies as p cross join lateral pgreaper._target(p) as t"
+                "  from pgreaper.policies as p cross join lateral pgreaper._target(p, %(path)s) as t"
                 "  left join pgreaper.cursors as c on c.policy_id = p.policy_id"
                 " where p.policy_id = %(id)s",
                 id=policy.policy_id,
+                path=look.facts.search_path,
             )
-        with look.reading():
+        with look.reading(look.facts.search_path):
             look.connection.execute(target.statement("explain select from {relation} as h where {held} and {due}"))
             look.connection.execute(target.statement("explain select from {relation} as h where {ended}"))
     except (
@@ -312,7 +313,7 @@ def index(target: Target) -> Iterator[Finding]:
     if target.fragments is None:
         return
     policy = _record(target.policy)
-    with target.look.reading():
+    with target.look.reading(target.look.facts.search_path):
         advice = index_advice(target.look.connection, policy)
     if not advice.serving:
         yield target.finding(
@@ -325,8 +326,9 @@ def index(target: Target) -> Iterator[Finding]:
         )  # fmt: skip
     invalid: list[Row] = []
     unused: list[Row] = []
-    with target.look.reading():
+    with target.look.reading(target.look.facts.search_path):
         plan = _plan(target)
+    with target.look.reading():
         scanned = [
             str(node.get("Relation Name")) for node in _nodes(plan)
             if node["Node Type"] == "Seq Scan" and node.get("Schema") != "pgreaper"
@@ -615,16 +617,16 @@ def _some(target: Target, condition: str) -> int:
             deadline=target.policy.deadline_column, status=target.policy.status_column,
         ):  # fmt: skip
             return 0
-        try:
-            with target.look.connection.transaction():
-                query = target.statement(
-                    "select count(*) as number from (select from {relation} as h where {condition} limit {most}) as h",
-                    condition=condition,
-                    most=target.limits.count + 1,
-                )
-                return int(target.look.row(query).number)
-        except psycopg.errors.QueryCanceled:
-            return 0
+    query = target.statement(
+        "select pg_catalog.count(*) as number from (select from {relation} as h where {condition} limit {most}) as h",
+        condition=condition,
+        most=target.limits.count + 1,
+    )
+    try:
+        with target.look.reading(target.look.facts.search_path):
+            return int(target.look.row(query).number)
+    except psycopg.errors.QueryCanceled:
+        return 0
 
 
 # -- whether holds do expire
@@ -650,9 +652,10 @@ def service(target: Target) -> Iterator[Finding]:
             " (pgreaper._suspicion(p, u)).suspect, u.failing_sqlstate as sqlstate"
             "  from pgreaper.policies as p"
             "  left join pgreaper.cursors as u on u.policy_id = p.policy_id"
-            " cross join lateral pgreaper._due(p, pgreaper._target(p), pgreaper._clock(), null, %(limit)s) as b"
+            " cross join lateral pgreaper._due("
+            "   p, pgreaper._target(p, %(path)s), pgreaper._clock(), null, %(limit)s) as b"
             " where p.policy_id = %(id)s",
-            id=p.policy_id, limit=target.limits.count + 1,
+            id=p.policy_id, limit=target.limits.count + 1, path=look.facts.search_path,
         )  # fmt: skip
     due = count(min(s.due, target.limits.count), capped=s.due > target.limits.count)
     due += " hold is due" if s.due == 1 else " holds are due"

@@ -34,7 +34,8 @@ def learn(look: Look) -> Row:
     return look.row(
         "select current_user::pg_catalog.text as role, pg_catalog.current_database()::pg_catalog.text as database,"
         " pg_catalog.pg_backend_pid() as pid, pg_catalog.pg_is_in_recovery() as standby,"
-        " r.rolsuper as superuser, pg_catalog.current_setting('server_version') as version,"
+        " pg_catalog.current_setting('search_path') as search_path, r.rolsuper as superuser,"
+        " pg_catalog.current_setting('server_version') as version,"
         " r.rolsuper or pg_catalog.pg_has_role('pg_read_all_stats', 'usage') as sees_sessions,"
         " (select pg_catalog.jsonb_object_agg(s.name, pg_catalog.jsonb_build_array(s.setting, s.unit, s.source))"
         "    from pg_catalog.pg_settings as s where s.name operator(pg_catalog.=) any (%(names)s)) as settings"

@@ -202,6 +202,23 @@ def test_the_states_are_others(doctor, holds, db):
     assert "states" in doctor.codes()
 
 
+def test_a_view_that_needs_the_search_path_of_its_user(doctor, holds, db):
+    """Its functions find what they find in a claim; the system's own words stay the system's."""
+    db.execute(
+        "alter table holds alter expires_at drop not null; create table paid (id bigint);"
+        "create function is_paid(bigint) returns boolean language plpgsql stable as"
+        " 'begin return exists (select from paid where id = $1); end';"
+        "create view unpaid as select * from holds where not is_paid(id);"
+        "create schema evil; create function evil.count(text) returns int language sql as 'select 666'"
+    )
+    db.execute(f"alter database {db.info.dbname} set search_path = public, evil, pg_catalog")
+    holds.register("view", target="unpaid")
+    assert doctor.codes() == []
+    db.execute("insert into holds (expires_at) values (null)")
+    holds.due(1)
+    assert doctor.codes() == ["null-deadline", "unserved"]
+
+
 # -- rights
 
 
