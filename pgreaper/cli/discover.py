@@ -53,7 +53,7 @@ def _show(result: Discovery) -> None:
             _show_candidate(candidate)
         show_line("")
     for table in result.skipped:
-        show_line(f"{visible(table)}: not looked into, it took too long or is locked", "yellow")
+        show_line(f"{visible(table)}: not looked into: it took too long, is locked, or cannot be read", "yellow")
     new = [c for c in result.candidates if not c.policies]
     overdue = sum(1 for c in new if c.overdue)
     show_line(
