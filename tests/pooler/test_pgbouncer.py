@@ -68,6 +68,13 @@ def settled(db: psycopg.Connection[Any]) -> bool:
     return db.execute(SETTLED).fetchone() == (True,)
 
 
+def late(db: psycopg.Connection[Any]) -> None:
+    """One more hold that is due, beyond the cursor, so that no rescan is waited for; nobody is just claiming it."""
+    busy = "select count(*) from pg_stat_activity where application_name like 'pgreaper/%' and state <> 'idle'"
+    wait_for(lambda: db.execute(busy).fetchone() == (0,))
+    db.execute("insert into holds (expires_at) values (now() - interval '1 second')")
+
+
 def wait_for(check, seconds: float = 20) -> None:
     end = time.monotonic() + seconds
     while not check():
@@ -438,7 +445,7 @@ def test_a_paused_pooler(pooler, past, postgresql, holds, pgreaper, start, wait_
     wait_until(SETTLED)
     holds.connection.close()
     pooler.tell(f"pause {past.info.dbname}")
-    past.execute("insert into holds (expires_at) values (now() - interval '10 seconds')")
+    late(past)
     once = pgreaper("work")
     assert (once.code, once.out) == (75, ""), once
     wait_for(lambda: len(pooler.show("clients")) >= 1 and "query_wait_timeout" in pooler.log())
@@ -448,9 +455,7 @@ def test_a_paused_pooler(pooler, past, postgresql, holds, pgreaper, start, wait_
     result, _ = daemon.end()
     assert result.code == 0, result
     assert past.execute("select count(*) from pgreaper.failures").fetchone() == (0,)
-    assert all(re.search(r"is up, |; trying again in |connected again", line) for line in result.err.splitlines()), (
-        result.err
-    )
+    assert LINES.fullmatch(result.err), result.err
 
 
 def test_a_pooler_that_is_restarted(pooler, past, holds, start, pgreaper, wait_until):
@@ -461,7 +466,7 @@ def test_a_pooler_that_is_restarted(pooler, past, holds, start, pgreaper, wait_u
     wait_until(SETTLED)
     holds.connection.close()
     pooler.stop()
-    past.execute("insert into holds (expires_at) values (now() - interval '10 seconds')")
+    late(past)
     once = pgreaper("work")
     assert (once.code, "the database cannot be reached" in once.err) == (75, True), once
     pooler.start()
@@ -497,7 +502,7 @@ def test_a_server_that_the_pooler_cannot_log_in_to(new_pooler, cluster, install,
     assert "server_login_retry" in again.err or "query_wait_timeout" in again.err, again.err
     cluster.start()
     with psycopg.connect(cluster.dsn, autocommit=True) as db:
-        db.execute("insert into holds (expires_at) values (now() - interval '10 seconds')")
+        late(db)
         wait_for(lambda: settled(db), seconds=40)
         assert db.execute("select count(*) from pgreaper.failures").fetchone() == (0,)
     daemon.popen.send_signal(signal.SIGTERM)

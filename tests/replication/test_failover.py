@@ -34,7 +34,7 @@ def test_c072_a_daemon_finds_the_new_primary(failover, start):
     old.stop()
     promote(new)
     with connect(new) as db:
-        Holds.due(_on(db), 2, overdue="10 seconds")
+        _on(db).due(2, overdue="2 seconds")
         until(db, "select count(*) = 4 from holds where status = 'expired'")
         daemon.popen.send_signal(signal.SIGTERM)
         result, _ = daemon.end()
@@ -68,7 +68,7 @@ def test_c072_a_demoted_primary_under_a_live_daemon(failover, start):
     promote(second)
     follow(first, second)
     with connect(second) as db, connect(first) as replica:
-        _on(db).due(3, overdue="10 seconds")
+        _on(db).due(3, overdue="3 seconds")
         in_step(db, replica)
         # It looks, and looks again, and changes nothing on either side.
         end = time.monotonic() + 30
