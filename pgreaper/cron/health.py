@@ -235,8 +235,10 @@ def _of_one(
     """What is wrong with one job."""
     subject = visible(row["name"], 63) if row["name"] else f"job {row['job_id']}"
     drop = f"select cron.unschedule({row['job_id']});"
-    again = (shell("pgreaper", "cron", "enable", *_words(row)),) if kind_of(row) else ()
-    often = (shell("pgreaper", "cron", "enable", *_words({**row, "schedule": None})),) if kind_of(row) else ()
+    again = (shell("pgreaper", "cron", "enable", *_words(row, home.role)),) if kind_of(row) else ()
+    often = (
+        (shell("pgreaper", "cron", "enable", *_words({**row, "schedule": None}, home.role)),) if kind_of(row) else ()
+    )
 
     def finding(code: str, level: str, fact: str, *sql: str, **more: Any) -> Finding:
         return Finding(code, level, subject, f"job {row['job_id']} {fact}", home.database if sql else None, sql, **more)
@@ -464,7 +466,7 @@ def _complaint(schedule: str) -> str:
 _GIVEN: Final = re.compile(r"\b(policy|batch|max_rows|max_seconds) => (E?'(?:[^']|'')*'|[0-9.e+]+)")
 
 
-def _words(row: Mapping[str, Any]) -> list[str]:
+def _words(row: Mapping[str, Any], role: str) -> list[str]:
     """The arguments of `pgreaper cron enable` that make a job of ours as it is; others have none."""
     kind = kind_of(row)
     words = [kind] if kind and kind != SWEEP else []
@@ -474,6 +476,9 @@ def _words(row: Mapping[str, Any]) -> list[str]:
             words += [f"--{option.replace('_', '-')}", plain]
     if kind and row["schedule"] not in (None, KINDS[kind].schedule):
         words += ["--schedule", row["schedule"]]
+    # Whoever mends it is not who it should run as.
+    if row["role"] != role:
+        words += ["--role", row["role"]]
     return words
 
 

@@ -94,7 +94,9 @@ def test_c083_what_is_wrong_with_a_job_and_what_mends_it(cron, shop_db, pgreaper
         cron.script(statement, finding["database"] or shop_db)
     for command in finding["commands"]:
         assert pgreaper(cron, asked, *shlex.split(command)[1:]).code == 0
-    assert code not in found(pgreaper(cron, asked, "cron", "status", "--json"))
+    after = pgreaper(cron, asked, "cron", "status", "--json")
+    assert code not in found(after)
+    assert {job["role"] for job in after.json["jobs"]} <= {"reaper"}
 
 
 def test_c083_from_a_dump_into_another_database(cron, shop_db, pgreaper):
