@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+import time
 from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -85,8 +89,10 @@ def shop(core: Any, roles: Roles) -> Callable[..., None]:
     Reaper(core.connection).register("p", "shop.bookings", **SETTINGS)
 
     def lay(n: int = 6) -> None:
-        core.do(f"insert into shop.bookings (expires_at, card, token) select now() - interval '1 hour' + g * interval '1 s',"
-                f" '4711', 't' from generate_series(1, {n}) as g")  # fmt: skip
+        core.do(
+            "insert into shop.bookings (expires_at, card, token)"
+            f" select now() - interval '1 hour' + g * interval '1 s', '4711', 't' from generate_series(1, {n}) as g"
+        )
 
     return lay
 
@@ -97,7 +103,7 @@ def work_through(reaper: Reaper, core: Any, lay: Callable[..., None]) -> None:
     reaper.batches()
     (status,) = reaper.status()
     if status.state == "broken":
-        raise psycopg.errors.InsufficientPrivilege(status.reason)
+        raise AccessDenied(status.reason or status.state, sqlstate="42501")
     for view in ("backlog", "leases", "retries", "dead_letters", "history", "activity", "metrics"):
         reaper.connection.execute(f"table pgreaper.{view}")
     lay()
@@ -252,8 +258,12 @@ def test_kinds_of_targets(core, roles, kind):
         if kind == "invoker" and core.connection.info.server_version < 150000:
             pytest.skip("security_invoker came with PostgreSQL 15")
         options = "with (security_invoker = on)" if kind == "invoker" else ""
-        core.do("create schema shop", "create schema below", f"create table below.bookings ({columns}, primary key (id))",
-                f"create view shop.bookings {options} as select * from below.bookings where card is null")  # fmt: skip
+        core.do(
+            "create schema shop",
+            "create schema below",
+            f"create table below.bookings ({columns}, primary key (id))",
+            f"create view shop.bookings {options} as select * from below.bookings where card is null",
+        )
         target = "shop.bookings"
     core.register(target=target)
     core.do(f"insert into {target} (expires_at) select now() - g * interval '1 hour' from generate_series(1, 4) as g")
@@ -269,37 +279,54 @@ def test_kinds_of_targets(core, roles, kind):
     assert core.rows("select * from pgreaper.reaper_grant(%s, 'worker')", name) == []
 
 
+def refusal(action: Callable[[], None]) -> tuple[str, str | None] | None:
+    """What is said when a right is missing, and the hint; None: none is."""
+    try:
+        action()
+    except ReaperError as error:
+        assert error.sqlstate == "42501", error.original  # noqa: PT017  any other error is none that is expected
+        return str(error), error.hint
+    except psycopg.errors.InsufficientPrivilege as error:
+        return str(error), None
+    return None
+
+
 def test_c061_each_right_is_needed_and_a_missing_one_is_named(core, roles, shop):
     """Without any single one of them something fails with 42501; reaper_grant says which, and gives it back."""
     name = roles.granted("worker")
     worker = Reaper(roles.connect(name))
-    rights = core.rows(
-        "select r.object, r.name, r.privilege from pgreaper._rights() as r"
-        " where r.kind = 'worker' and r.name not in ('_*', 'schema_version') order by 1, 2, 3"
-    ) + [("routine", "_write", "execute"), ("target", "shop.bookings", "select"), ("target", "shop", "usage"),
-         *(("target", "shop.bookings", f"update ({column})") for column in ("status", "expired_at", "token"))]  # fmt: skip
+    rights = [
+        *core.rows(
+            "select r.object, r.name, r.privilege from pgreaper._rights() as r"
+            " where r.kind = 'worker' and r.name not in ('_*', 'schema_version') order by 1, 2, 3"
+        ),
+        ("routine", "_write", "execute"),
+        ("target", "shop", "usage"),
+        ("target", "shop.bookings", "select"),
+        *(("target", "shop.bookings", f"update ({column})") for column in ("status", "expired_at", "token")),
+    ]
     needless = []
     for kind, thing, privilege in rights:
         where = thing if kind in ("schema", "target") else f"pgreaper.{thing}"
         what = {"target": "schema" if privilege == "usage" else "table"}.get(kind, kind)
         core.do(f"revoke {privilege} on {what} {where} from {name}")
-        core.do("delete from pgreaper.failures", "delete from pgreaper.totals", "delete from shop.bookings", "update pgreaper.cursors set position = null",
-                "update pgreaper.claims set claim_until = now() + interval '1 hour' where finished_at is null")  # fmt: skip
-        try:
-            work_through(worker, core, shop)
+        core.do(
+            "delete from pgreaper.failures",
+            "delete from pgreaper.totals",
+            "delete from shop.bookings",
+            "update pgreaper.cursors set position = null",
+        )
+        refused = refusal(lambda: work_through(worker, core, shop))
+        word = rf"\b{thing.rpartition('.')[2]}\b"
+        if refused is None:
             needless.append((kind, thing, privilege))
-        except AccessDenied as error:
-            assert error.sqlstate == "42501"
-            assert re.search(rf"\b{re.sub('.*[.]', '', thing)}\b", str(error)), (thing, str(error))
-            assert error.hint is not None
-            assert "grant" in error.hint
-        except psycopg.errors.InsufficientPrivilege as error:
-            assert re.search(rf"\b{re.sub('.*[.]', '', thing)}\b", str(error)), (thing, str(error))
-        except ReaperError as error:
-            assert thing == "reaper_version" or error.sqlstate == "42501", (thing, privilege, error, error.original)
+        else:
+            message, hint = refused
+            assert re.search(word, message), (thing, message)
+            assert hint is None or "grant" in hint
         found = core.rows("select * from pgreaper.reaper_grant(%s, 'worker', dry_run => true)", name)
         assert len(found) == 1, (thing, privilege, found)
-        assert re.search(rf"\b{re.sub('.*[.]', '', thing)}\b", found[0][0])
+        assert re.search(word, found[0][0])
         assert core.rows("select * from pgreaper.reaper_grant(%s, 'worker')", name) == [(found[0][0], True)]
         core.do(
             "update pgreaper.claims set finished_at = now(), ending = 'released', keys = null where finished_at is null"
@@ -310,7 +337,7 @@ def test_c061_each_right_is_needed_and_a_missing_one_is_named(core, roles, shop)
 
 @pytest.mark.parametrize("column", ["status", "expired_at", "token"])
 def test_c061_what_cannot_be_written_is_not_leased_and_burns_no_attempt(core, roles, shop, column):
-    """Neither a claim nor a sweep takes holds that the role could never expire; an expire that finds out charges nobody."""
+    """Neither a claim nor a sweep takes holds that the role could never expire; an expire charges nobody."""
     name = roles.granted("worker")
     worker = Reaper(roles.connect(name))
     shop()
@@ -362,6 +389,45 @@ def test_c061_the_commands_say_what_is_missing_and_which_command_mends_it(core, 
     assert core.value("select count(*) from shop.bookings where status = 'expired'") == 3
 
 
+def test_c061_a_daemon_with_a_handler_needs_no_more(core, roles, shop, tmp_path):
+    """The process as people run it: leases, renewal, a handler that fails, a retry, the end by SIGTERM."""
+    name = roles.granted("worker")
+    (tmp_path / "shop_expiry.py").write_text(
+        "from pgreaper.handlers import DeadLetter\n"
+        "def release(hold):\n"
+        "    if hold.key == '2':\n"
+        "        raise DeadLetter('Gone')\n"
+        "    if hold.key == '3' and hold.attempt == 1:\n"
+        "        raise ConnectionError\n"
+    )
+    core.do("update pgreaper.policies set backoff_base = '0.01 seconds'")
+    shop(5)
+    command = [sys.executable, "-m", "pgreaper", "work", "--daemon", "--poll", "1", "--handler", "shop_expiry:release"]
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with subprocess.Popen(
+        command,
+        env=os.environ | {"PGREAPER_DATABASE_URL": roles.url(name), "PYTHONPATH": paths},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            end = time.monotonic() + 30
+            while core.value("select count(*) from shop.bookings where status = 'expired'") < 4:
+                assert time.monotonic() < end
+                assert process.poll() is None
+                time.sleep(0.02)
+            shop(1)
+            while core.value("select count(*) from shop.bookings where status = 'expired'") < 5:
+                assert time.monotonic() < end
+                time.sleep(0.02)
+        finally:
+            process.terminate()
+            _, told = process.communicate(timeout=30)
+    assert process.returncode == 0, told
+    assert "permission denied" not in told
+    assert core.rows("select key, error_class from pgreaper.dead_letters") == [("2", "DeadLetter")]
+
+
 def test_a_target_that_is_registered_later_and_columns_that_change(core, roles, shop, dsn, capsys):
     """Registering says which roles lack rights now; granting again gives just those."""
     name = roles.granted("worker")
@@ -389,7 +455,7 @@ def test_row_level_security_is_refused_under_grants(core, roles, shop):
     core.do(
         "alter table shop.bookings enable row level security", "create policy half on shop.bookings using (id % 2 = 0)"
     )
-    with pytest.raises(AccessDenied, match="row level security of shop.bookings would hide holds from role"):
+    with pytest.raises(AccessDenied, match=r"row level security of shop\.bookings would hide holds from role"):
         worker.claim("p")
     assert worker.status()[0].state == "broken"
     core.do("alter table shop.bookings disable row level security")
@@ -419,7 +485,8 @@ def test_c060_a_registrar_registers_its_own_tables_only(core, roles, shop):
               " from pgreaper.policies where name = 'p'")  # fmt: skip
     rest = core.value(
         "select string_agg(quote_ident(attname), ', ' order by attnum) from pg_attribute where attrelid ="
-        " 'pgreaper.policies'::regclass and attnum > 0 and attname not in ('policy_id', 'name', 'target_schema', 'target_table')"
+        " 'pgreaper.policies'::regclass and attnum > 0"
+        " and attname not in ('policy_id', 'name', 'target_schema', 'target_table')"
     )
     for statement in (
         copied.format(rest, "'shop', 'bookings'"),

@@ -247,7 +247,7 @@ def test_the_key_uses_its_index(core):
         core.register(column_type, target="keyed")
         key = core.claim(column_type, batch=1)[0].key
         target = core.record(
-            "select to_jsonb(pgreaper._target(p, current_setting('search_path'))) from pgreaper.policies as p where name = %s",
+            "select to_jsonb(pgreaper._target(p)) from pgreaper.policies as p where name = %s",
             column_type,
         )
         query = f"explain select from {target['relation']} as h where {target['matches']}".replace("$3", "%s::text[]")

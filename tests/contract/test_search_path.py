@@ -30,116 +30,10 @@ if TYPE_CHECKING:
 SQL = Path(__file__).parents[2] / "sql"
 
 # A trap counts in a sequence, which no rollback undoes: one that is sprung inside a handler is told, too.
-TRAPS = r"""
-create schema hostile;
-create sequence hostile.sprung;
-
-create function hostile.spring(what text) returns boolean language plpgsql as $trap$
-begin
-  perform pg_catalog.nextval('hostile.sprung');
-  raise exception 'hijacked: %', what using errcode = 'HJ001';
-end
-$trap$;
-
-do $shadow$
-declare
-  c_types constant oid[] := array(
-    select t.oid from pg_type as t
-     where t.typnamespace = 'pg_catalog'::regnamespace
-       and t.typname = any (string_to_array(
-         'text varchar bpchar name char bool int2 int4 int8 float4 float8 numeric oid tid xid xid8 date time timestamptz timestamp'
-         ' interval uuid json jsonb bytea regclass regtype regnamespace regrole tstzrange int2vector'
-         ' _text _name _timestamptz _tid _int2 _int4 _int8 _float8 _bool _uuid _jsonb'
-         ' anyarray anyelement anynonarray anyenum anycompatible anycompatiblearray anycompatiblenonarray anyrange', ' ')));
-  v record;
-begin
-  -- Functions; an aggregate is shadowed by a function.  Of two exact matches the first in the path is taken.
-  for v in
-    select p.oid, p.proname, p.proretset, format_type(p.prorettype, null) as result,
-           (select string_agg(case when p.provariadic <> 0 and a.n = p.pronargs then 'variadic ' else '' end
-                              || format_type(a.type, null), ', ' order by a.n)
-              from unnest(p.proargtypes) with ordinality as a (type, n)) as arguments
-      from pg_proc as p
-     where p.pronamespace = 'pg_catalog'::regnamespace
-       and p.proargtypes::oid[] <@ c_types
-       and p.prokind in ('f', 'a', 'w')
-       and exists (select from pg_type as t where t.oid = p.prorettype and (t.typtype <> 'p' or t.typname ~ '^any|^void$'))
-  loop
-    begin
-      execute format('create function hostile.%I(%s) returns %s%s language plpgsql as %L', v.proname, v.arguments,
-        case when v.proretset then 'setof ' else '' end, v.result, format('begin perform hostile.spring(%L); end', v.proname));
-    exception
-      -- The same arguments as of another kind of function.
-      when duplicate_function or invalid_function_definition then null;
-    end;
-  end loop;
-
-  -- Variadic "any" is for functions in C only, so as many arguments as anybody passes.
-  for v in
-    select n.name, array_to_string(array_fill('text'::text, array[s.size]), ', ') as arguments
-      from unnest('{format,concat,concat_ws,json_build_array,jsonb_build_object,jsonb_build_array}'::text[]) as n (name)
-     cross join generate_series(1, 16) as s (size)
-  loop
-    execute format('create or replace function hostile.%I(%s) returns text language plpgsql as %L', v.name, v.arguments,
-      format('begin perform hostile.spring(%L); end', v.name));
-  end loop;
-
-  for v in
-    select o.oid, o.oprname, concat_ws(', ', case when o.oprleft <> 0 then format_type(o.oprleft, null) end,
-                                       format_type(o.oprright, null)) as arguments,
-           concat_ws(', ', case when o.oprleft <> 0 then 'leftarg = ' || format_type(o.oprleft, null) end,
-                     'rightarg = ' || format_type(o.oprright, null)) as sides,
-           format_type(o.oprresult, null) as result
-      from pg_operator as o
-     where o.oprnamespace = 'pg_catalog'::regnamespace
-       and (o.oprleft = 0 or o.oprleft = any (c_types)) and o.oprright = any (c_types) and o.oprcode <> 0
-  loop
-    execute format('create function hostile.op_%s(%s) returns %s language plpgsql as %L', v.oid, v.arguments, v.result,
-      format('begin perform hostile.spring(%L); end', v.oprname || ' of ' || v.arguments));
-    execute format('create operator hostile.%s (%s, function = hostile.op_%s)', v.oprname, v.sides, v.oid);
-  end loop;
-
-  -- Types of the server whose names are no words of the grammar, and its catalogs.
-  for v in
-    select t.typname from pg_type as t
-     where t.typnamespace = 'pg_catalog'::regnamespace and t.typtype = 'b' and t.typcategory <> 'A' and t.typname <> 'char'
-       and t.oid = any (c_types)
-  loop
-    execute format('create domain hostile.%I as pg_catalog.text check (hostile.spring(%L))', v.typname, 'type ' || v.typname);
-  end loop;
-  for v in
-    select c.relname from pg_class as c where c.relnamespace = 'pg_catalog'::regnamespace and c.relkind in ('r', 'v')
-  loop
-    execute format('create view hostile.%I as select hostile.spring(%L) as oid', v.relname, 'relation ' || v.relname);
-  end loop;
-end
-$shadow$;
-"""
+TRAPS = (Path(__file__).parent / "hostile.sql").read_text()
 
 # The same for types of the user's own: an exact match before the server's polymorphic or coerced one.
-OWN_TRAPS = """
-do $shadow$
-declare
-  v record;
-begin
-  for v in
-    select o.name, l.type as l, r.type as r, row_number() over () as n
-      from unnest('{=,<>,<,<=,>,>=}'::text[]) as o (name)
-     cross join unnest('{mood,short_text,word,varchar,char(4)}'::text[]) as l (type)
-     cross join unnest('{mood,short_text,word,varchar,char(4),text}'::text[]) as r (type)
-     where l.type = r.type or r.type = 'text'
-  loop
-    execute format('create function hostile.own_%s(%s, %s) returns boolean language plpgsql as %L', v.n, v.l, v.r,
-      format('begin perform hostile.spring(%L); end', v.name || ' of ' || v.l));
-    begin
-      execute format('create operator hostile.%s (leftarg = %s, rightarg = %s, function = hostile.own_%s)', v.name, v.l, v.r, v.n);
-    exception
-      when duplicate_function then null;
-    end;
-  end loop;
-end
-$shadow$;
-"""
+OWN_TRAPS = (Path(__file__).parent / "hostile_types.sql").read_text()
 
 # Relations and types are looked for among the temporary ones first of all, unless the path says otherwise.
 TEMPORARY = [
@@ -157,14 +51,17 @@ TARGETS = {
     "enumerated": f"create table shop.enumerated ({MOST}, status mood default 'held')",
     "domained": f"create table shop.domained ({MOST}, status short_text default 'held')",
     "cited": f"create table shop.cited ({MOST}, status word default 'held')",
-    "composed": "create table shop.composed (seat varchar(9) default gen_random_uuid()::text::varchar(9), day date default"
-    " '2026-01-01', at numeric default 1.50, status text default 'held', expires_at timestamptz, note text,"
+    "composed": "create table shop.composed (seat varchar(9) default gen_random_uuid()::text::varchar(9),"
+    " day date default '2026-01-01', at numeric default 1.50, status text default 'held', expires_at timestamptz,"
+    " note text,"
     " primary key (seat, day, at))",
     "mooded": "create table shop.mooded (id mood primary key default 'held', status text default 'held',"
     " expires_at timestamptz, note text)",
-    "named": f"create table shop.named (id short_text primary key default gen_random_uuid()::text, status text"
+    "named": "create table shop.named (id short_text primary key default gen_random_uuid()::text, status text"
     " default 'held', expires_at timestamptz, note text)",
-    "instant": "create table shop.instant (id timestamptz primary key default clock_timestamp() + random() * interval '1 day', status text"
+    "instant": "create table shop.instant (id timestamptz primary key"
+    " default clock_timestamp() + random() * interval '1 day',"
+    " status text"
     " default 'held', expires_at timestamptz, note text)",
     "zoned": "create table shop.zoned (id uuid primary key default gen_random_uuid(), status text default 'held',"
     " expires_at timestamp, expired_at timestamp, note text)",
@@ -215,7 +112,8 @@ def hostile(committed: Any, core: Any, dsn: str) -> Callable[..., Connection]:
             for name, sign in (("lt", "<"), ("le", "<="), ("eq", "="), ("ge", ">="), ("gt", ">"))
         ),
         "create operator class words.word_ops default for type words.word using btree as operator 1 words.<,"
-        " operator 2 words.<=, operator 3 words.=, operator 4 words.>=, operator 5 words.>, function 1 words.cmp(words.word, words.word)",
+        " operator 2 words.<=, operator 3 words.=, operator 4 words.>=, operator 5 words.>,"
+        " function 1 words.cmp(words.word, words.word)",
         "set search_path = public, words",
         *(statement for text in TARGETS.values() for statement in text.split(";")),
         TRAPS,
@@ -315,7 +213,8 @@ def test_c060_nothing_is_hijacked(hostile, core, dsn, kind):
         reaper.verify("p")
         reaper.server()
         for view in core.column(
-            "select c.relname from pg_class as c where c.relnamespace = 'pgreaper'::regnamespace and c.relkind = 'v' order by 1"
+            "select c.relname from pg_class as c"
+            " where c.relnamespace = 'pgreaper'::regnamespace and c.relkind = 'v' order by 1"
         ):
             victim.execute(f"table pgreaper.{view}")
 
@@ -405,11 +304,9 @@ def test_c060_nothing_is_hijacked(hostile, core, dsn, kind):
         core.do("update pgreaper.claims set claim_until = now() - interval '1 hour' where finished_at is null")
         reaper.unregister("p")
         assert reaper.history("p", "1") is not None
-    except psycopg.Error as error:
-        assert not sprung(core), error
-        raise
-    except ReaperError as error:
-        assert not sprung(core), error.original
+    except (psycopg.Error, ReaperError) as error:
+        if sprung(core):
+            pytest.fail(f"{error}: {getattr(error, 'original', None)}")
         raise
     assert not sprung(core)
 
@@ -444,7 +341,8 @@ def test_what_is_installed_means_the_servers_own(empty_dsn):
         schema.install(f"{empty_dsn}&{path}")
         taken = connection.execute(
             "select pg_describe_object(d.classid, d.objid, d.objsubid) from pg_depend as d join pg_proc as p"
-            " on d.refclassid = 'pg_proc'::regclass and p.oid = d.refobjid where p.pronamespace = 'hostile'::regnamespace"
+            " on d.refclassid = 'pg_proc'::regclass and p.oid = d.refobjid"
+            " where p.pronamespace = 'hostile'::regnamespace"
             " and d.classid in ('pg_rewrite'::regclass, 'pg_constraint'::regclass, 'pg_attrdef'::regclass)"
             " and pg_describe_object(d.classid, d.objid, d.objsubid) ~ 'pgreaper'"
         ).fetchall()
@@ -469,9 +367,12 @@ def test_triggers_views_and_domains_find_what_the_path_of_the_caller_finds(core,
         " $$ begin perform from log; return $1 <> ''; end $$",
         "create domain app.state as text check (app.is_state(value))",
         "create table app.kept (id bigint primary key, status app.state, expires_at timestamptz, n integer default 1)",
-        "create view app.due as select id, status, expires_at from app.kept where not app.is_paid(id) and n < app.longest()",
+        "create view app.due as select id, status, expires_at from app.kept"
+        " where not app.is_paid(id) and n < app.longest()",
+        "create sequence app.calls",
         "create function app.note() returns trigger language plpgsql as"
-        " $$ begin insert into log values (tg_name || ' ' || current_setting('search_path')); return new; end $$",
+        " $$ begin perform nextval('calls'); insert into log values (tg_name || ' ' || current_setting('search_path'));"
+        " return new; end $$",
         "create trigger before_it before update on app.kept for each row execute function app.note()",
         "create trigger of_statement before update on app.kept for each statement execute function app.note()",
         "create constraint trigger at_commit after update on app.kept deferrable initially deferred"
@@ -492,6 +393,22 @@ def test_triggers_views_and_domains_find_what_the_path_of_the_caller_finds(core,
     assert core.column("select id from kept where status = 'expired' order by 1") == [1, 3]
     assert core.preview()["due"] == 0
     assert core.status()["state"] == "active"
+    if way == "sweep":
+        # One statement, and nothing of it was undone and done again.
+        assert core.value("select last_value from calls") == 2 + 1 + 2
+    # With a hold that is refused the others are expired the careful way, and what is deferred runs in the commit.
+    core.do(
+        "create function app.refuse() returns trigger language plpgsql as $$ begin raise 'no'; end $$",
+        "create trigger refuse before update on app.kept for each row when (old.id = 4) execute function app.refuse()",
+        "truncate log",
+        "insert into app.kept select g, 'held', now() - interval '1 hour' from generate_series(4, 6) as g",
+    )
+    if way == "claim":
+        assert len(core.run()) == 3
+    else:
+        assert core.value("call pgreaper.reaper_sweep()") == 2
+    assert set(core.column("select what from log")) == logged
+    assert core.column("select key from pgreaper.dead_letters") == ["4"]
 
 
 @pytest.mark.parametrize("change", ["set search_path = nowhere", "set local search_path = nowhere"])
@@ -536,7 +453,7 @@ def test_every_look_at_a_target_is_given_the_callers_path():
         for path in SQL.glob("functions/*.sql")
         if path.stem != "_target"
     }
-    assert sum(map(len, calls.values())) >= 12
+    assert sum(map(len, calls.values())) >= 10
     assert [name for name, found in calls.items() if not all("search_path" in arguments for arguments in found)] == []
 
 
