@@ -240,27 +240,31 @@ def test_a_policy_whose_every_hold_is_too_slow_rests(db, holds, work, how):
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_persons_cancel_charges_nobody(db, connect, holds, work, how, batch):
     """pg_cancel_backend has the timeout's SQLSTATE; the timeout is a minute away."""
-    from threading import Thread
+    from threading import Event, Thread
 
     holds.due(batch)
     holds.register()
     on_update(db, "perform pg_sleep(60);")
     limit(db, "statement_timeout", "1min")
     other = connect()
-    running = f"select pid from pg_stat_activity where {WORKER} and wait_event = 'PgSleep'"
-    done: list[int] = []
+    running = f"select pid, xact_start from pg_stat_activity where {WORKER} and wait_event = 'PgSleep'"
+    over = Event()
 
     def cancel() -> None:
-        while len(done) < 8 and not (done and done[0] < 0):
-            for (pid,) in other.execute(running).fetchall():
-                if other.execute("select pg_cancel_backend(%s)", (pid,)).fetchone() == (True,):
-                    done.append(pid)
+        cancelled: set[tuple[Any, ...]] = set()
+        while not over.wait(0.005):
+            # Each statement once: a second cancel might hit the one after it.
+            for found in set(other.execute(running).fetchall()) - cancelled:
+                cancelled.add(found)
+                other.execute("select pg_cancel_backend(%s)", (found[0],))
 
     person = Thread(target=cancel)
     person.start()
-    run, lines = work(batch=batch, concurrency=1, **how)
-    done.insert(0, -1)
-    person.join()
+    try:
+        run, lines = work(batch=batch, concurrency=1, **how)
+    finally:
+        over.set()
+        person.join()
 
     assert (run.expired, run.exit_code) == (0, 1)
     assert books(db) == []
