@@ -234,14 +234,15 @@ def test_c079_killed_in_the_middle_of_recovery(db, holds, start, wait_until, pgr
     inside = "from pg_stat_activity where query like '%reaper_claim%' and wait_event = 'PgSleep'"
     worker = start("work")
     wait_until(f"select exists (select {inside})")
+    ((pid,),) = db.execute("select pid from pg_stat_activity where application_name like 'pgreaper/%'").fetchall()
 
     os.kill(worker.popen.pid, signal.SIGKILL)
     worker.popen.wait()
     if backend == "dies":
-        db.execute(f"select pg_terminate_backend(pid, 10000) {inside}")
+        db.execute("select pg_terminate_backend(%s, 10000)", [pid])
         assert db.execute("select ending from pgreaper.claims").fetchall() == [(None,)], "undone with its transaction"
     db.execute("insert into gate values (true)")
-    wait_until(f"select not exists (select {inside})")
+    wait_until("select not exists (select from pg_stat_activity where pid = %s)", pid)
 
     assert pgreaper("work").code == 0
     assert db.execute("select count(*), max(attempts) from pgreaper.failures").fetchone() == (4, 1)
