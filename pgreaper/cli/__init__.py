@@ -38,7 +38,7 @@ COMMANDS = {
     "unregister": _Entry("Set up", "policies", "Withdraw a policy; its history stays."),
     "policies": _Entry("Set up", "policies", "List the policies."),
     "grant": _Entry("Set up", "grant", "Give a role what a worker, operator or reader needs, and no more."),
-    "revoke": _Entry("Set up", "grant", "Take it back."),
+    "revoke": _Entry("Set up", "grant", "Take back what grant gave."),
     "preview": _Entry("Run", "preview", "Count what a run would meet now; change nothing."),
     "work": _Entry("Run", "work", "Expire what is due, then exit; or stay, with --daemon."),
     "heartbeat": _Entry("Run", "heartbeat", "Whether a daemon is alive: for liveness probes."),

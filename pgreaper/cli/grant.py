@@ -22,9 +22,9 @@ def grant(ctx: click.Context, *, role: str, kind: str, dry_run: bool, database_u
     Give ROLE, which exists, what its work needs, and no more.
 
     \b
-      worker     expires holds; on each table SELECT, and UPDATE of the columns that expiring writes
-      operator   a worker that may also replay, discard, pause, resume, prune and verify
-      reader     sees the views and the history; of a table only key, deadline and state
+      worker     expires holds: SELECT on tables, UPDATE of what expiring writes
+      operator   and may replay, discard, pause, resume, prune, verify
+      reader     sees the views and the history; of a table key, deadline, state
       registrar  registers and withdraws policies on tables that it owns
 
     Only what is missing is given: run it again after a table was registered. What you may not give away is
@@ -48,11 +48,11 @@ def grant(ctx: click.Context, *, role: str, kind: str, dry_run: bool, database_u
     elif dry_run:
         _print(statements)
         if not statements:
-            click.echo(f"role {visible(role)} has all that a {kind} needs", err=True)
+            click.echo(f"role {visible(role)} has all that {_a(kind)} needs", err=True)
     else:
         done = len(statements) - len(left)
         show_line(
-            f"role {visible(role)} {'has got' if done else 'has'} what a {kind} needs" + (", except:" if left else "")
+            f"role {visible(role)} {'has got' if done else 'has'} what {_a(kind)} needs" + (", except:" if left else "")
         )
         _print(left)
         if left:
@@ -80,6 +80,10 @@ def revoke(*, role: str, database_url: str | None, as_json: bool) -> None:
         return
     show_line(f"role {visible(role)} has no more rights on pgreaper" + ("; on your tables it keeps:" if left else ""))
     _print(left)
+
+
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind == "operator" else f"a {kind}"
 
 
 def _print(statements: list[Granted]) -> None:

@@ -183,7 +183,7 @@ def test_c061_a_worker_does_all_its_work_with_exactly_these_rights(core, roles, 
         "delete from shop.bookings",
     ]
     for statement in refused:
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied"):
             worker.connection.execute(statement)
 
 
