@@ -507,6 +507,12 @@ def test_c060_a_registrar_registers_its_own_tables_only(core, roles, shop):
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied"):
             registrar.connection.execute(statement)
+    # Whoever may write all of the table still takes over no policy of somebody else's.
+    core.do(f"grant update on pgreaper.policies to {name}")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match=r"does not own shop\.bookings"):
+        registrar.connection.execute(
+            "update pgreaper.policies set target_schema = 'theirs', target_table = 'carts' where name = 'p'"
+        )
     registrar.unregister("carts")
     assert core.column("select name from pgreaper.policies where unregistered_at is null") == ["p"]
 
