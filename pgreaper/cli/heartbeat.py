@@ -19,8 +19,8 @@ def heartbeat(ctx: click.Context, *, file: Path, max_age: float, as_json: bool) 
     """
     Whether the daemon that runs with --heartbeat FILE is alive; for liveness probes.
 
-    A daemon that waits for its database is alive; one that hangs is not. Leave it longer
-    than your longest batch takes: while one statement runs there is no beat.
+    A daemon that waits for its database is alive; one that hangs is not. Let --max-age be
+    longer than your longest batch takes: while one statement runs there is no beat.
 
     Exit codes: 0 alive; 3 the last beat is too old, or there is none; 2 usage.
     """

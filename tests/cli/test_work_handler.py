@@ -174,7 +174,7 @@ def test_a_process_that_dies_between_the_work_and_the_acknowledgement(db, holds,
     assert db.execute("select count(*) from pgreaper.transitions").fetchone() == (1,)
 
 
-def test_a_worker_that_is_stopped_beyond_its_lease_writes_nothing(db, holds, start, wait_until, set_clock):
+def test_c042_a_worker_that_is_stopped_beyond_its_lease_writes_nothing(db, holds, start, wait_until, set_clock):
     """SIGSTOP, somebody takes the lease back, SIGCONT: the call returns and its hold is not expired by that token."""
     holds.due(1)
     holds.register(lease="1 second", backoff_base="1 hour")
