@@ -153,7 +153,8 @@ do $opening$
 begin
   perform pg_catalog.set_config('pgreaper.lock_timeout', pg_catalog.current_setting('lock_timeout'), true),
           pg_catalog.set_config('pgreaper.search_path', pg_catalog.current_setting('search_path'), true),
-          pg_catalog.set_config('pgreaper.client_min_messages', pg_catalog.current_setting('client_min_messages'), true);
+          pg_catalog.set_config('pgreaper.client_min_messages',
+                                pg_catalog.current_setting('client_min_messages'), true);
 
   perform pg_catalog.set_config('lock_timeout', '1min', true);
   perform pg_catalog.pg_advisory_xact_lock(8099568234601145714);
@@ -180,7 +181,8 @@ do $closing$
 begin
   perform pg_catalog.set_config('lock_timeout', pg_catalog.current_setting('pgreaper.lock_timeout'), true),
           pg_catalog.set_config('search_path', pg_catalog.current_setting('pgreaper.search_path'), true),
-          pg_catalog.set_config('client_min_messages', pg_catalog.current_setting('pgreaper.client_min_messages'), true);
+          pg_catalog.set_config('client_min_messages',
+                                pg_catalog.current_setting('pgreaper.client_min_messages'), true);
 end
 $closing$;
 """
@@ -320,6 +322,8 @@ def replace(op: Operations, old: str, new: str, files: Iterable[str]) -> None:
             kind, created = next(((kind, created) for kind, created, _ in objects(statement)), ("", ""))
             if created not in before:
                 execute(op, statement)
+            elif statement == before[created]:
+                pass  # To make a trigger anew would lock its table for everybody who writes.
             elif _signature(statement) == _signature(before[created]):
                 execute(op, statement.replace("create ", "create or replace ", 1))
             else:
