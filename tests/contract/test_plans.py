@@ -176,8 +176,10 @@ def test_c017_final_rows_lapsed_leases_and_retries_leave_the_claim_its_index(com
 def test_dead_letters_behind_the_cursor_cost_a_probe_nothing(core, many):
     """A daemon's question reads a page or two of the failures, however many there are."""
     core.do(
-        "insert into pgreaper.failures (policy_id, key, deadline, attempts, first_seen_at, failed_at, not_before, error_class)"
-        " select policy_id, 'gone ' || g, now() - interval '3 days' + g * interval '1 s', 1, now(), now(), 'infinity', 'x'"
+        "insert into pgreaper.failures"
+        " (policy_id, key, deadline, attempts, first_seen_at, failed_at, not_before, error_class)"
+        " select policy_id, 'gone ' || g, now() - interval '3 days' + g * interval '1 s',"
+        "        1, now(), now(), 'infinity', 'x'"
         "   from pgreaper.policies, generate_series(1, 20000) as g",
         "analyze pgreaper.failures",
     )
