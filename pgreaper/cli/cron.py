@@ -337,7 +337,7 @@ def _fits_version(home: Home, schedule: Schedule) -> None:
 
 def _explained(error: psycopg.Error, wanted: Wanted) -> ReaperError:
     """What pg_cron's own functions refuse: their messages name roles, databases and schedules, and no row."""
-    if error.sqlstate is None or error.sqlstate.startswith(("08", "57", "53", "40", "55")):
+    if error.sqlstate is None or error.sqlstate.startswith(("08", "25", "57", "53", "40", "55")):
         return translate(error)
     message = visible(error.diag.message_primary or "it does not say why", 200)
     said = error.diag.message_hint or error.diag.message_detail
