@@ -220,7 +220,7 @@ def test_c042_steps_of_the_clock_neither_wake_nor_stun_a_daemon(recorder, launch
 def test_c079_killed_in_the_middle_of_recovery(db, holds, start, wait_until, pgreaper, set_clock, backend):
     """SIGKILL while lapsed leases are being taken back: the next run takes them back, charges once, expires all."""
     holds.due(4)
-    holds.register(lease="1 minute")
+    holds.register(lease="1 minute", backoff_base="1 hour")
     db.execute("select pgreaper.reaper_claim('holds')")
     set_clock(timedelta(minutes=2))
     db.execute("""
@@ -246,7 +246,7 @@ def test_c079_killed_in_the_middle_of_recovery(db, holds, start, wait_until, pgr
 
     assert pgreaper("work").code == 0
     assert db.execute("select count(*), max(attempts) from pgreaper.failures").fetchone() == (4, 1)
-    set_clock(timedelta(hours=2))
+    set_clock(timedelta(hours=4))
     assert pgreaper("work").code == 0
     assert set(holds.states().values()) == {"expired"}
     assert db.execute("select count(*) from pgreaper.claims where finished_at is null").fetchone() == (0,)
