@@ -15,7 +15,7 @@ PACKAGE = Path(pgreaper.__file__).parent
 
 # A module imports only from the lines above its own.
 LAYERS = [
-    {"errors", "lookup", "statement", "records", "text", "schedule", "lookup"},
+    {"errors", "statement", "records", "text", "schedule", "lookup"},
     {"connection", "heartbeat", "api", "embedded", "commands", "reading"},
     {"schema", "targets", "lifeline", "handlers", "render", "cron"},
     {"alembic", "worker", "metrics", "demo", "doctor", "discover", "deploy"},
