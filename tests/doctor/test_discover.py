@@ -79,6 +79,16 @@ def test_names_and_types_that_are_holds(run, db, paste):
     assert all(c["policies"] for c in by_table(run("discover", "--json")).values())
 
 
+def test_the_state_that_the_deadline_is_named_after(run, db):
+    """``reserved_until`` is about what is reserved, not about all that waits for something."""
+    db.execute(
+        "create table t (id int primary key, status text, reserved_until timestamptz);"
+        "insert into t values (1, 'reserved', now()), (2, 'pending', now()), (3, 'lapsed', now())"
+    )
+    found = by_table(run("discover", "--json"))["public.t"]
+    assert (found["held"], found["expired"]) == (["reserved"], "lapsed")
+
+
 NONE = [
     "status text, created_at timestamptz, updated_at timestamptz",  # no deadline
     "expires_at timestamptz, name text",  # no state: a cache, a session

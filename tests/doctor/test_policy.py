@@ -174,10 +174,18 @@ def test_the_deadline_has_lost_its_zone(doctor, bookings, db, run):
 
 
 def test_the_deadline_has_got_a_zone(doctor, holds, db):
-    db.execute("create table local (id int primary key, status text, at_local timestamp)")
-    holds.register("local", target="local", deadline_column="at_local", zone="Europe/Zurich", grace="90 seconds",
-                   max_claims=3, set='{}', payload_columns=["status"])  # fmt: skip
-    db.execute("create index on local (at_local) where status = 'held'")
+    db.execute(
+        "create table local (id int primary key, status text, at_local timestamp, note text, token text, word text,"
+        " ended_at timestamptz)"
+    )
+    every = {
+        "grace": "90 seconds", "max_claims": 3, "set": '{"note": "it\'s over", "token": null, "word": "null"}',
+        "payload_columns": ["status"], "lease": "7 minutes", "backoff_base": "3 seconds", "backoff_cap": "2 hours",
+        "objective": "4 minutes", "batch": 77, "max_attempts": 9, "permanent_attempts": 2, "rate_limit": 12.5,
+        "held": ["held", "kept"], "stamp_column": "ended_at",
+    }  # fmt: skip
+    holds.register("local", target="local", deadline_column="at_local", zone="Europe/Zurich", **every)
+    db.execute("create index on local (at_local) where status in ('held', 'kept')")
     assert doctor.codes() == []
     everything = "select to_jsonb(p) - 'zone' from pgreaper.policies as p where name = 'local'"
     before = db.execute(everything).fetchone()
@@ -250,6 +258,23 @@ def test_c061_what_a_worker_lacks(doctor, bookings, db, worker, run):
     finding = doctor.heal("grants", level="error")
     assert finding["sql"] == [f"grant usage on schema shop to {role};"]
     assert "grants" not in doctor.codes(url=url)
+
+
+def test_a_view_whose_owner_has_lost_a_right(doctor, holds, db, worker, dsn):
+    """The worker lacks nothing itself; the view behind its policy cannot be read by anybody."""
+    role, url = worker
+    owner = f"{db.info.dbname}_owner"
+    db.execute(f"create role {owner}; create view mine as select * from holds; alter view mine owner to {owner}")
+    try:
+        db.execute(f"grant select, update (status) on holds to {owner}")
+        holds.register("view", target="mine")
+        grant_worker(db, role)
+        assert "target-broken" not in doctor.codes(url=url)
+        db.execute(f"revoke all on holds from {owner}")
+        assert "holds" in doctor.only("target-broken", level="error", url=url)["fact"]
+        assert doctor.codes() == ["unchecked"]
+    finally:
+        db.execute(f"drop view mine; drop owned by {owner}; drop role {owner}")
 
 
 def test_row_level_security_would_hide_holds(doctor, bookings, db, worker):
