@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
 
 import psycopg
@@ -61,8 +61,10 @@ if TYPE_CHECKING:
         Hold,
         Outcome,
         Policy,
+        PolicyMetrics,
         PolicyStatus,
         Preview,
+        Pruned,
         Verification,
     )
 
@@ -96,6 +98,7 @@ class ServerState:
     read_only: bool
     standby: bool
     backend_pid: int
+    clock: datetime
 
     @property
     def repeats_reads(self) -> bool:
@@ -151,9 +154,14 @@ class Reaper:
         """
         (row,) = self._query(
             "select pgreaper.reaper_version()::text, current_setting('transaction_isolation'),"
-            " current_setting('transaction_read_only') = 'on', pg_is_in_recovery(), pg_backend_pid()"
+            " current_setting('transaction_read_only') = 'on', pg_is_in_recovery(), pg_backend_pid(), clock_timestamp()"
         )
         return ServerState(*row)
+
+    def clock(self) -> datetime:
+        """Return what the database's clock says."""
+        ((now,),) = self._query("select clock_timestamp()")
+        return cast("datetime", now)
 
     def version(self) -> str:
         """Return the version of the SQL interface in the database.  Raises NotInstalled."""
@@ -323,12 +331,14 @@ class Reaper:
         worker: str | None = None,
         rescan: bool = False,
         session: bool = False,
+        skew: timedelta | None = None,
     ) -> "list[Hold]":
         """
         Lease up to ``batch`` due holds (default: the policy's batch).  Empty: nothing to do, nothing written.
 
         ``rescan`` begins again at the oldest deadline, for holds that the forward cursor has passed;
         ``session`` binds the claim to this connection, see the documentation of ``reaper_claim``.
+        ``skew`` is by how much the caller's clock is ahead of the database's; it is only shown.
         """
         from pgreaper.records import Hold
 
@@ -336,7 +346,7 @@ class Reaper:
             Hold(*row)
             for row in self._query(
                 "select token, key, deadline, attempt, claim_until, payload" + _CLAIM,
-                policy, batch, worker, rescan, session,
+                policy, batch, worker, rescan, session, skew,
             )
         ]  # fmt: skip
 
@@ -348,11 +358,12 @@ class Reaper:
         worker: str | None = None,
         rescan: bool = False,
         session: bool = False,
+        skew: timedelta | None = None,
     ) -> Batch | None:
         """:meth:`claim` for whoever needs no keys: one row comes back, or None when there is nothing to do."""
         rows = self._query(
             "select token, count(*), max(claim_until)" + _CLAIM + " group by token",
-            policy, batch, worker, rescan, session,
+            policy, batch, worker, rescan, session, skew,
         )  # fmt: skip
         return Batch(*rows[0]) if rows else None
 
@@ -640,6 +651,22 @@ class Reaper:
             )
         ]  # fmt: skip
 
+    def metrics(self, policy: str | None = None) -> "list[PolicyMetrics]":
+        """What an exporter needs of this policy (default: of each), by name; bounded like :meth:`status`."""
+        from pgreaper.records import PolicyMetrics
+
+        return [
+            PolicyMetrics(*row)
+            for row in self._query(
+                "select policy, owner, state, due, oldest_due_seconds, leased, retrying, dead,"
+                " oldest_dead_letter_seconds, objective_seconds, paused_seconds, last_success_timestamp_seconds,"
+                " clock_skew_seconds, expired_total, already_done_total, not_eligible_total, retry_total,"
+                " dead_letter_total, taken_back_total, lateness_bounds, lateness_counts"
+                " from pgreaper.metrics where %s::text is null or policy = %s::text order by policy",
+                policy, policy,
+            )
+        ]  # fmt: skip
+
     def suspended(self, policies: Sequence[str]) -> dict[str, str]:
         """Return those of these policies that are suspended because every hold failed alike, and the reason."""
         rows = self._query(
@@ -652,6 +679,36 @@ class Reaper:
             list(policies),
         )
         return {str(name): str(reason) for name, reason in rows}
+
+    def rows(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """The rows of a statement on pgreaper's views and books; for modules of this package that only read."""
+        return self._query(statement, *parameters)
+
+    # -- retention
+
+    def prune(
+        self,
+        *,
+        keep: Interval = "90 days",
+        keep_events: Interval | None = None,
+        keep_claims: Interval = "7 days",
+        max_rows: int = 10_000,
+    ) -> "list[Pruned]":
+        """
+        Remove at most ``max_rows`` rows of each kind of each policy; again while one of them says ``more``.
+
+        ``keep_events`` None: as long as the trail.  Raises InvalidInput for less than an hour.
+        """
+        from pgreaper.records import Pruned
+
+        return [
+            Pruned(*row)
+            for row in self._query(
+                "select policy, kind, removed, more from pgreaper.reaper_prune(keep => %s::interval,"
+                " keep_events => %s::interval, keep_claims => %s::interval, max_rows => %s::integer)",
+                keep, keep_events, keep_claims, max_rows,
+            )
+        ]  # fmt: skip
 
     # -- how
 
@@ -742,7 +799,7 @@ def _version(text: str) -> tuple[int, int]:
 
 _CLAIM = (
     " from pgreaper.reaper_claim(policy => %s::text, batch => %s::integer, worker => %s::text,"
-    " rescan => %s::boolean, session => %s::boolean)"
+    " rescan => %s::boolean, session => %s::boolean, skew => %s::interval)"
 )
 _EXPIRE = " from pgreaper.reaper_expire(token => %s::uuid, keys => %s::text[])"
 

@@ -128,6 +128,16 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True)
+class Pruned:
+    """How many rows of one kind of books of a policy went: claims, transitions or events; ``more``: there are others."""
+
+    policy: str
+    kind: str
+    removed: int
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyStatus:
     """How a policy is doing; see the view ``pgreaper.status``.  ``due`` is a floor when ``due_capped``."""
 
@@ -160,6 +170,39 @@ class PolicyStatus:
     finish_p99: timedelta | None
     clock_skew: timedelta | None
     last_success: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyMetrics:
+    """
+    What an exporter needs of a policy; see the view ``pgreaper.metrics``.
+
+    ``due`` and ``oldest_due_seconds`` are None when the target cannot be read, ``last_success_timestamp_seconds``
+    before the first transition, ``clock_skew_seconds`` while no worker tells.  Of ``lateness_counts``, each counts the
+    transitions no later than the bound in the same place.
+    """
+
+    policy: str
+    owner: str
+    state: str
+    due: int | None
+    oldest_due_seconds: float | None
+    leased: int
+    retrying: int
+    dead: int
+    oldest_dead_letter_seconds: float
+    objective_seconds: float
+    paused_seconds: float
+    last_success_timestamp_seconds: float | None
+    clock_skew_seconds: float | None
+    expired_total: int
+    already_done_total: int
+    not_eligible_total: int
+    retry_total: int
+    dead_letter_total: int
+    taken_back_total: int
+    lateness_bounds: list[float]
+    lateness_counts: list[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ select p.name as policy,
        p.owner,
        s.state,
        s.due,
-       coalesce(extract(epoch from s.oldest_due), 0)::double precision as oldest_due_seconds,
+       case when s.due is not null then coalesce(extract(epoch from s.oldest_due), 0) end::double precision as oldest_due_seconds,
        s.leased,
        s.retrying,
        s.dead,
        coalesce(extract(epoch from pgreaper._clock() - d.failed_at), 0)::double precision as oldest_dead_letter_seconds,
        extract(epoch from p.objective)::double precision as objective_seconds,
+       coalesce(extract(epoch from pgreaper._clock() - p.paused_at), 0)::double precision as paused_seconds,
        extract(epoch from s.last_success)::double precision as last_success_timestamp_seconds,
        extract(epoch from s.clock_skew)::double precision as clock_skew_seconds,
        s.expired as expired_total,
@@ -51,13 +52,14 @@ comment on view pgreaper.metrics is 'What an exporter needs, a row per policy: s
 comment on column pgreaper.metrics.policy is 'Name of the policy.';
 comment on column pgreaper.metrics.owner is 'Whose dead letters these are.';
 comment on column pgreaper.metrics.state is 'As in the view status.';
-comment on column pgreaper.metrics.due is 'Holds that are due, not leased and have not failed; at most 10000.';
-comment on column pgreaper.metrics.oldest_due_seconds is 'How long the oldest of them has been due; 0: none is.';
+comment on column pgreaper.metrics.due is 'Holds that are due, not leased and have not failed; at most 10000, NULL: the target cannot be read.';
+comment on column pgreaper.metrics.oldest_due_seconds is 'How long the oldest of them has been due; 0: none is, NULL: the target cannot be read.';
 comment on column pgreaper.metrics.leased is 'Holds under a lease.';
 comment on column pgreaper.metrics.retrying is 'Holds that failed and wait for their retry; at most 10000.';
 comment on column pgreaper.metrics.dead is 'Dead letters; at most 10000.';
 comment on column pgreaper.metrics.oldest_dead_letter_seconds is 'Age of the oldest dead letter of at most 10000; 0: there is none.';
 comment on column pgreaper.metrics.objective_seconds is 'The lateness that is promised.';
+comment on column pgreaper.metrics.paused_seconds is 'Since when it is paused; 0: it is not.';
 comment on column pgreaper.metrics.last_success_timestamp_seconds is 'Unix time of the last transition; NULL before the first.';
 comment on column pgreaper.metrics.clock_skew_seconds is 'By how much a worker''s clock was ahead of the database''s in the last 5 minutes; the worst one.';
 comment on column pgreaper.metrics.expired_total is 'Transitions.';
