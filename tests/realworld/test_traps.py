@@ -163,7 +163,7 @@ def test_alfio_under_forced_row_security_is_refused_and_not_silently_empty(appli
         owner = f"{url}&options={quote('-c role=pgreaper_alfio')}"
         code, answer, stderr = run(owner, command)
         assert code == 2
-        message = "row level security of tickets_reservation would hide holds from role pgreaper_alfio"
+        message = "row level security of public.tickets_reservation would hide holds from role pgreaper_alfio"
         assert answer["error"]["message"] == message
         assert stderr.splitlines()[0] == f"error: {message}"
         assert "BYPASSRLS" in stderr
