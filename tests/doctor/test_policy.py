@@ -452,6 +452,19 @@ def test_a_lease_that_is_absurdly_long(doctor, bookings, db):
     assert db.execute("select lease <= interval '1 hour' from pgreaper.policies").fetchone() == (True,)
 
 
+def test_remedies_for_a_policy_with_an_awkward_name(doctor, holds, db, run):
+    """A dash is no option, and quotes and line breaks survive the shell."""
+    name = "-rf 'it'\n$HOME"
+    holds.ahead(1)
+    holds.register(name, lease="20 hours")
+    run("pause", "--", name)
+    doctor.heal("lease-long", level="warning")
+    doctor.heal("paused", level="note")
+    assert db.execute("select name, paused_at, lease < '1 hour' from pgreaper.policies").fetchall() == [
+        (name, None, True)
+    ]
+
+
 def test_c075_leases_from_another_life(doctor, bookings, db):
     """As after a restore: a lease ends far in the future, and its worker is no more."""
     bookings.due(2)
