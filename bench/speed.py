@@ -21,6 +21,7 @@ import psycopg
 
 from pgreaper.connection import resolve
 from pgreaper.embedded import Cluster
+from pgreaper.logs import sentences
 from pgreaper.schema import install
 from pgreaper.worker import Settings, Worker
 
@@ -125,7 +126,7 @@ class Bench:
 
     def work(self, batch: int) -> None:
         """The worker, in this process: a lease for each batch, then its transition."""
-        result = Worker(resolve(self.dsn), Settings(batch=batch), log=say).run()
+        result = Worker(resolve(self.dsn), Settings(batch=batch), log=sentences(say)).run()
         if result.exit_code:
             raise SystemExit(f"the worker ended with {result.exit_code}")
 

@@ -417,7 +417,8 @@ class Reaper:
         return [
             Failure(*row)
             for row in self._query(
-                "select kind, error_class, sqlstate, constraint_name, count(*) from pgreaper.events"
+                "select kind, error_class, sqlstate, constraint_name, count(*), array_agg(key order by event_id)"
+                " from pgreaper.events"
                 " where token = %s::uuid and kind = any('{retry,dead-letter}')"
                 " group by kind, error_class, sqlstate, constraint_name order by count(*) desc, error_class",
                 token,

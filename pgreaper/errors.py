@@ -29,6 +29,8 @@ class ReaperError(Exception):
 
     exit_code: ClassVar[int] = 1
     code: ClassVar[str] = "error"
+    # Whether it stands on stderr already, in another form than the two lines for people.
+    told: bool = False
 
     def __init__(
         self,

@@ -36,6 +36,7 @@ from urllib.parse import quote
 
 from pgreaper.api import EXPIRED, LOCKED, RETRY, TOO_SLOW, Reaper
 from pgreaper.errors import DatabaseBusy, InvalidInput, LeaseLost, QueryCancelled, ReaperError, StatementTimeout
+from pgreaper.logs import WARNING, Event, Log
 from pgreaper.records import Hold
 from pgreaper.text import duration, key, plural, visible
 
@@ -465,7 +466,7 @@ class Desk:
     is_lost: Callable[[ReaperError], bool]
     reconnect: Callable[[ReaperError], None]
     stop: Stoppable
-    log: Callable[[str], None]
+    log: Log
     beat: Callable[[], None]
 
 
@@ -712,9 +713,17 @@ class Shift:
         for hold, (_, began) in self._running.items():
             if now - began > self._lease and hold not in self._told_slow:
                 self._told_slow.add(hold)
+                text = f"policy {visible(self._policy)}: the handler runs for {duration(now - began)} already for hold"
                 self._desk.log(
-                    f"policy {visible(self._policy)}: the handler runs for {duration(now - began)}"
-                    f" already for hold {key(hold)}"
+                    Event(
+                        "handler.slow",
+                        f"{text} {key(hold)}",
+                        WARNING,
+                        policy=self._policy,
+                        token=self._token,
+                        key=hold,
+                        seconds=now - began,
+                    )
                 )
 
     def _leave_behind(self) -> None:
@@ -723,7 +732,8 @@ class Shift:
 
         Not released with the rest: somebody would call the handler again while this call still runs.
         """
-        self._desk.log(f"policy {visible(self._policy)}: {plural(len(self._running), 'call')} did not end in time")
+        calls = len(self._running)
+        self._say("handler.not-ended", f"{plural(calls, 'call')} did not end in time", counts={"calls": calls})
         self._fail_running([call for call, _ in self._running.values()], ShutdownTimeout)
 
     def _time_out(self) -> None:
@@ -794,7 +804,7 @@ class Shift:
             self._renew_at = time.monotonic() + _RENEW_AGAIN
             if not self._told_unproven:
                 self._told_unproven = True
-                self._desk.log(f"policy {visible(self._policy)}: the lease could not be renewed yet: {trouble.message}")
+                self._say("lease.not-renewed", f"the lease could not be renewed yet: {trouble.message}", error=trouble)
 
     # -- settling
 
@@ -909,9 +919,26 @@ class Shift:
 
     def _abandon(self, error: LeaseLost) -> None:
         self._tell()
+        self._say(
+            "lease.lost",
+            f"the lease of {plural(self._left, 'hold')} is lost: {error.message};"
+            f" {plural(len(self._running), 'running call')} told",
+            counts={"holds": self._left, "calls": len(self._running)},
+            error=error,
+        )
+
+    def _say(self, name: str, text: str, *, counts: Mapping[str, int] = {}, error: ReaperError | None = None) -> None:
         self._desk.log(
-            f"policy {visible(self._policy)}: the lease of {plural(self._left, 'hold')} is lost: {error.message};"
-            f" {plural(len(self._running), 'running call')} told"
+            Event(
+                name,
+                f"policy {visible(self._policy)}: {text}",
+                WARNING,
+                policy=self._policy,
+                token=self._token,
+                counts=counts,
+                code=error.code if error else None,
+                sqlstate=error.sqlstate if error else None,
+            )
         )
 
     def _give_back(self) -> None:

@@ -15,7 +15,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +23,7 @@ import psycopg
 
 from pgreaper.connection import Address, Unreachable, connect
 from pgreaper.errors import ReaperError
+from pgreaper.logs import WARNING, Event, Log
 from pgreaper.text import duration
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Lifeline:
     :meth:`attach` names the connection, :meth:`call` surrounds a call, :meth:`close` ends the thread.
     """
 
-    def __init__(self, address: Address, name: str, log: Callable[[str], None]) -> None:
+    def __init__(self, address: Address, name: str, log: Log) -> None:
         self.patience = _patience(address)
         self._address = address
         self._name = name
@@ -153,7 +154,8 @@ class Lifeline:
                 return
             with suppress(OSError):
                 self._line.shutdown(socket.SHUT_RDWR)
-        self._log(f"the database has not answered for {duration(seconds)} and does not work on it: connection given up")
+        text = f"the database has not answered for {duration(seconds)} and does not work on it: connection given up"
+        self._log(Event("database.silent", text, WARNING, seconds=seconds))
 
 
 def _patience(address: Address) -> float:

@@ -68,6 +68,7 @@ class Failure:
     sqlstate: str | None
     constraint_name: str | None
     holds: int
+    keys: list[str]
 
 
 @dataclass(frozen=True, slots=True)

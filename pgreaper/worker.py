@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -43,12 +43,13 @@ from pgreaper.errors import (
     WrongTransaction,
 )
 from pgreaper.lifeline import Lifeline
-from pgreaper.text import count, duration, plural, visible
+from pgreaper.logs import DEBUG, ERROR, EXAMPLES, INFO, WARNING, Event, Log
+from pgreaper.text import count, duration, key, plural, visible
 
 if TYPE_CHECKING:
     from pgreaper.handlers import Handler, Pool
     from pgreaper.heartbeat import Heartbeat
-    from pgreaper.records import Hold
+    from pgreaper.records import Failure, Hold
 
 _R = TypeVar("_R")
 
@@ -77,6 +78,8 @@ _FAILED_CAP: Final = 60.0
 _BUSY_CAP: Final = 5.0
 # The first so many failures in a row of a policy are told one by one, then one a minute.
 _TOLD_FAILURES: Final = 4
+# So many different things are told of a policy in a minute, whatever its handler calls its errors.
+_TOLD_REASONS: Final = 20
 # A daemon that finds only locked rows looks again at the latest after so many seconds.
 _STALLED_CAP: Final = 2.0
 _LARGEST_BATCH: Final = 10_000
@@ -92,7 +95,11 @@ _CONNECT_GRACE: Final = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run is asked to do; lengths of time in seconds, None: no limit, or the policy's own."""
+    """
+    What a run is asked to do; lengths of time in seconds, None: no limit, or the policy's own.
+
+    ``every_batch``: log each batch and each hold that failed, at level debug; otherwise what is told is bounded.
+    """
 
     policies: Sequence[str] = ()
     daemon: bool = False
@@ -107,6 +114,7 @@ class Settings:
     concurrency: int = 8
     handler_timeout: float | None = None
     fail_on_dead_letter: bool = False
+    every_batch: bool = False
 
 
 @dataclass(slots=True)
@@ -202,9 +210,7 @@ class Stop:
     end of ``timeout`` seconds is cancelled too, and at the end of them the process ends.
     """
 
-    def __init__(
-        self, timeout: float, log: Callable[[str], None], beat: Callable[[], None], leave: Callable[[int], None]
-    ) -> None:
+    def __init__(self, timeout: float, log: Log, beat: Callable[[], None], leave: Callable[[int], None]) -> None:
         self.timeout = timeout
         self._beat = beat
         self._leave = leave
@@ -322,16 +328,18 @@ class Stop:
             if not self._finished.wait(min(_CONNECT_GRACE, self.timeout)) and self._connecting:
                 self._leave(0)
         else:
-            self._log("stopping: finishing the batch in hand; a second signal cancels it")
+            text = "stopping: finishing the batch in hand; a second signal cancels it"
+            self._log(Event("worker.stopping", text))
         if self._finished.wait(max(end - time.monotonic() - self._reserve, 0.0)):
             return
         if not self.forced:
-            self._log("the query still runs: cancelling it")
+            self._log(Event("worker.canceling", "the query still runs: cancelling it", WARNING))
         while time.monotonic() < end:
             self._cancel()
             if self._finished.wait(min(0.5, max(end - time.monotonic(), 0.01))):
                 return
-        self._log("the database does not answer; leaving, the lease lapses by itself")
+        text = "the database does not answer; leaving, the lease lapses by itself"
+        self._log(Event("worker.left", text, ERROR))
         self._leave(DatabaseUnavailable.exit_code)
 
 
@@ -362,6 +370,8 @@ class _Turn:
         self.same = ("", 0)
         self.too_slow = 0
         self._told: dict[str, float] = {}
+        # What was not told yet, because the like of it was.
+        self.untold: Counter[object] = Counter()
 
     @property
     def wakes_at(self) -> float:
@@ -369,9 +379,10 @@ class _Turn:
         return max(self.resume_at, self.due_at or 0.0)
 
     def may_tell(self, what: str) -> bool:
-        """Whether this was not said lately: a reason that holds for thousands of batches is one line."""
+        """Whether neither this nor much else was said lately: a reason that holds for many batches is one line."""
         now = time.monotonic()
-        if now - self._told.get(what, -_REPORT_EVERY) < _REPORT_EVERY:
+        self._told = {said: at for said, at in self._told.items() if now - at < _REPORT_EVERY}
+        if what in self._told or len(self._told) >= _TOLD_REASONS:
             return False
         self._told[what] = now
         return True
@@ -414,8 +425,9 @@ class Worker:
     """
     One run.  Create it, call :meth:`run` once.
 
-    ``log`` receives one line per event; ``on_batch`` is called after each batch, with the worker; ``on_leave`` with
-    what was done so far, from another thread, when the process must be left because the main one hangs.
+    ``log`` receives the events (:mod:`pgreaper.logs`); ``on_batch`` is called after each batch, with the worker;
+    ``on_leave`` with what was done so far, from another thread, when the process must be left because the main one
+    hangs.
     """
 
     def __init__(
@@ -423,7 +435,7 @@ class Worker:
         address: Address,
         settings: Settings,
         *,
-        log: Callable[[str], None],
+        log: Log,
         on_batch: "Callable[[Worker], None] | None" = None,
         on_leave: Callable[[Run], None] | None = None,
     ) -> None:
@@ -450,7 +462,7 @@ class Worker:
         self._said = ("", 0.0)
         self._connected_at = 0.0
         self._reported_at = 0.0
-        self._reported = 0
+        self._reported: Counter[str] = Counter()
         self._started = 0.0
 
     # -- the run
@@ -478,13 +490,30 @@ class Worker:
                 if self._pool is not None:
                     self._pool.close()
                     if left := len(self._pool.running):
-                        self._log(f"left behind: {plural(left, 'call')} of the handler that did not end")
+                        text = f"left behind: {plural(left, 'call')} of the handler that did not end"
+                        self._log(Event("handler.left-behind", text, WARNING, counts={"calls": left}))
                 self._lifeline.close()
                 if self._heartbeat is not None:
                     self._heartbeat.end()
         self.result.signal, self.result.forced = self._stop.signal, self._stop.forced
         self.result.seconds = time.monotonic() - self._started
+        self._log(self._stopped())
         return self.result
+
+    def _stopped(self) -> Event:
+        """The end of the run, for machines: people read it on stdout."""
+        trouble = self.result.trouble
+        return Event(
+            "worker.stopped",
+            level=ERROR if self.result.exit_code else INFO,
+            outcome=self.result.ended,
+            counts={**self.result.outcomes, "exit_code": self.result.exit_code, "reconnects": self.result.reconnects},
+            seconds=self.result.seconds,
+            code=trouble.code if trouble else None,
+            sqlstate=trouble.sqlstate if trouble else None,
+            constraint=trouble.constraint if trouble else None,
+            hint=trouble.hint if trouble else None,
+        )
 
     @property
     def left_calls_behind(self) -> bool:
@@ -501,6 +530,7 @@ class Worker:
         self.result.seconds = time.monotonic() - self._started
         self.result.left_with = code
         try:
+            self._log(self._stopped())
             if self._on_leave is not None:
                 self._on_leave(self.result)
         finally:
@@ -523,9 +553,11 @@ class Worker:
             self._pool = Pool(self.settings.handler, self.settings.concurrency)
         self._connect(first=True)
         self._enlist(self._retrying(lambda r: r.batches()))
+        text = ""
         if self.settings.daemon:
             what = plural(len(self._turns), "policy").replace("policys", "policies")
-            self._log(f"{self.name} is up, {what}, looks at least every {duration(self.settings.poll)}")
+            text = f"{self.name} is up, {what}, looks at least every {duration(self.settings.poll)}"
+        self._log(Event("worker.started", text, counts={"policies": len(self._turns)}))
 
     def _loop(self) -> None:
         while not self._over():
@@ -645,7 +677,7 @@ class Worker:
         except LeaseLost:
             # Another worker has its holds already; what it did not do, it will.
             run.lost += batch.holds
-            self._log(f"policy {visible(turn.policy)}: the lease of {plural(batch.holds, 'hold')} was taken back")
+            self._lost(turn, batch)
             return True
         except ReaperError as error:
             self._give_back(batch, run)
@@ -660,12 +692,24 @@ class Worker:
                         if isinstance(error, StatementTimeout)
                         else "somebody cancelled the statement"
                     )
-                    self._log(f"policy {visible(turn.policy)}: {why}; going on with smaller batches")
+                    self._log(
+                        Event(
+                            "batch.too-large",
+                            f"policy {visible(turn.policy)}: {why}; going on with smaller batches",
+                            WARNING,
+                            policy=turn.policy,
+                            token=batch.token,
+                            counts={"holds": batch.holds},
+                            code=error.code,
+                            sqlstate=error.sqlstate,
+                        )
+                    )
                 return True
             self._failed(turn, run, error)
             return False
 
         run.outcomes.update(outcomes)
+        self._did(turn, batch, outcomes, time.monotonic() - began)
         if outcomes[RETRY] + outcomes[DEAD_LETTER] > 0:
             self._explain(turn, run, batch)
         if outcomes[EXPIRED] > 0:
@@ -677,6 +721,40 @@ class Worker:
         if self.settings.batch is None:
             turn.pace(batch.holds, time.monotonic() - began)
         return True
+
+    def _did(self, turn: _Turn, batch: Batch, outcomes: Counter[str], seconds: float) -> None:
+        """A batch, for whoever wants to hear of each."""
+        if self.settings.every_batch:
+            told = ", ".join(f"{count(n)} {outcome}" for outcome, n in outcomes.items() if n) or "nothing settled"
+            text = f"policy {visible(turn.policy)}: batch of {plural(batch.holds, 'hold')}: {told}"
+            self._log(
+                Event(
+                    "batch.done",
+                    f"{text}; {duration(seconds)}",
+                    DEBUG,
+                    policy=turn.policy,
+                    token=batch.token,
+                    counts={"holds": batch.holds, **outcomes},
+                    seconds=seconds,
+                )
+            )
+
+    def _lost(self, turn: _Turn, batch: Batch) -> None:
+        """Another worker has the holds of a batch; told once a minute."""
+        turn.untold["lost"] += batch.holds
+        if turn.may_tell("lost"):
+            holds = turn.untold.pop("lost")
+            self._log(
+                Event(
+                    "lease.lost",
+                    f"policy {visible(turn.policy)}: the lease of {plural(holds, 'hold')} was taken back",
+                    WARNING,
+                    policy=turn.policy,
+                    token=batch.token,
+                    counts={"holds": holds},
+                    sqlstate="RP001",
+                )
+            )
 
     def _wait_for_a_place(self, pool: "Pool") -> None:
         """Wait a second for a call to end.  Where calls have a time limit, twice that without one is the end."""
@@ -705,6 +783,7 @@ class Worker:
         from pgreaper.handlers import SAME, Desk, Shift
 
         assert self._pool is not None  # noqa: S101
+        began = time.monotonic()
         limit = self.settings.max_seconds
         report = Shift(
             self._pool,
@@ -722,6 +801,7 @@ class Worker:
         run.released += report.released
         run.lost += report.lost
         run.skipped += report.skipped.total()
+        self._did(turn, batch, report.outcomes, time.monotonic() - began)
         if report.outcomes[RETRY] + report.outcomes[DEAD_LETTER] > 0:
             self._explain(turn, run, batch, apart=report.skipped)
         if report.fatal is not None:
@@ -755,7 +835,8 @@ class Worker:
         # With a handler each look at a locked hold is another call for it.
         if turn.stalled >= (_STALLED_BATCHES if self._pool is None else 2) and not self.settings.daemon:
             turn.done = True
-            self._log(f"policy {visible(turn.policy)}: the rest is locked by other transactions; the next run takes it")
+            text = f"policy {visible(turn.policy)}: the rest is locked by other transactions; the next run takes it"
+            self._log(Event("policy.locked", text, policy=turn.policy))
         elif all_locked and self.settings.daemon:
             # Each look is a claim, and writes: look less and less often while nothing moves.
             cap = min(self.settings.poll, _STALLED_CAP)
@@ -813,8 +894,8 @@ class Worker:
 
     def _blame(self, turn: _Turn, batch: Batch) -> None:
         """A hold takes longer than a statement may, alone: that is its failure.  Its claim then ends without it."""
-        for key in self._retrying(lambda r: r.leased_keys(batch.token)):
-            self._retrying(lambda r, key=key: r.fail(batch.token, key, error_class=TOO_SLOW, transient=True))  # type: ignore[misc]
+        for hold in self._retrying(lambda r: r.leased_keys(batch.token)):
+            self._retrying(lambda r, hold=hold: r.fail(batch.token, hold, error_class=TOO_SLOW, transient=True))  # type: ignore[misc]
         turn.too_slow += 1
 
     def _is_lost(self, trouble: ReaperError) -> bool:
@@ -844,20 +925,31 @@ class Worker:
         run.error = error
         run.failures += 1
         turn.failures += 1
+        pause = None
+        news = True
         if self.settings.daemon:
             pause = _backoff(
                 turn.failures, first=1.0, cap=_BUSY_CAP if isinstance(error, DatabaseBusy) else _FAILED_CAP
             )
             turn.resume_at = time.monotonic() + pause
+            rest = f"trying again in {duration(pause)}"
             news = turn.may_tell(error.message)
-            if news or turn.failures <= _TOLD_FAILURES:
-                self._log(f"policy {visible(turn.policy)}: {error.message}; trying again in {duration(pause)}")
         else:
             turn.done = True
-            news = True
-            self._log(f"policy {visible(turn.policy)}: {error.message}; {rest}")
-        if news and isinstance(error, AccessDenied) and error.hint:
-            self._log(f"hint: {error.hint}")
+        if news or turn.failures <= _TOLD_FAILURES:
+            self._log(
+                Event(
+                    "policy.failed",
+                    f"policy {visible(turn.policy)}: {error.message}; {rest}",
+                    WARNING if isinstance(error, DatabaseUnavailable) else ERROR,
+                    policy=turn.policy,
+                    seconds=pause,
+                    code=error.code,
+                    sqlstate=error.sqlstate,
+                    constraint=error.constraint,
+                    hint=error.hint if news and isinstance(error, AccessDenied) else None,
+                )
+            )
 
     def _whose_lock(self, turn: _Turn, error: ReaperError) -> ReaperError:
         """Something stayed locked.  If it is the whole table, say so, and who has it."""
@@ -891,15 +983,36 @@ class Worker:
             if f.error_class in apart:
                 continue  # Not failed: put off.
             run.reasons[f.error_class, f.sqlstate, f.constraint_name] += f.holds
-            where = f" (SQLSTATE {f.sqlstate}{f', constraint {f.constraint_name}' if f.constraint_name else ''})"
-            end = "now a dead letter" if f.outcome == DEAD_LETTER else "to be tried again"
-            what = f.error_class + (where if f.sqlstate else "")
-            if turn.may_tell(what + end):
-                self._log(f"policy {visible(turn.policy)}: {plural(f.holds, 'hold')} failed, {end}: {what}")
+            self._tell_failure(turn, batch, f)
         for reason in suspended.values():
             run.suspended = reason
             if turn.may_tell(reason):
-                self._log(f"policy {visible(turn.policy)} is suspended, no hold is charged: {reason}")
+                text = f"policy {visible(turn.policy)} is suspended, no hold is charged: {reason}"
+                self._log(Event("policy.suspended", text, ERROR, policy=turn.policy))
+
+    def _tell_failure(self, turn: _Turn, batch: Batch, f: "Failure") -> None:
+        where = f" (SQLSTATE {f.sqlstate}{f', constraint {f.constraint_name}' if f.constraint_name else ''})"
+        end = "now a dead letter" if f.outcome == DEAD_LETTER else "to be tried again"
+        what = f.error_class + (where if f.sqlstate else "")
+        told = Event(
+            "holds.failed",
+            level=ERROR if f.outcome == DEAD_LETTER else WARNING,
+            policy=turn.policy,
+            token=batch.token,
+            keys=f.keys[:EXAMPLES],
+            outcome=f.outcome,
+            error_class=f.error_class,
+            sqlstate=f.sqlstate,
+            constraint=f.constraint_name,
+        )
+        turn.untold[what, end] += f.holds
+        if turn.may_tell(what + end):
+            holds = turn.untold.pop((what, end))
+            text = f"policy {visible(turn.policy)}: {plural(holds, 'hold')} failed, {end}: {what}"
+            self._log(replace(told, text=text, counts={"holds": holds}))
+        for hold in f.keys if self.settings.every_batch else ():
+            text = f"policy {visible(turn.policy)}: hold {key(hold)} failed, {end}: {what}"
+            self._log(replace(told, name="hold.failed", level=DEBUG, text=text, keys=(), key=hold))
 
     def _look_around(self) -> None:
         """A suspended policy claims nothing and looks drained, and so does one whose holds are all dead: tell."""
@@ -908,13 +1021,15 @@ class Worker:
             for turn in self._turns:
                 if n := dead.get(turn.policy, 0):
                     self._run_of(turn).dead = n
-                    self._log(f"policy {visible(turn.policy)} has {plural(n, 'dead letter')}")
+                    text = f"policy {visible(turn.policy)} has {plural(n, 'dead letter')}"
+                    self._log(Event("policy.dead-letters", text, ERROR, policy=turn.policy, counts={"dead_letters": n}))
         names = [t.policy for t in self._turns if not self._run_of(t).suspended]
         found = self._retrying(lambda r: r.suspended(names)) if names else {}
         for turn in self._turns:
             if turn.policy in found:
                 self._run_of(turn).suspended = found[turn.policy]
-                self._log(f"policy {visible(turn.policy)} is suspended: {found[turn.policy]}")
+                text = f"policy {visible(turn.policy)} is suspended: {found[turn.policy]}"
+                self._log(Event("policy.suspended", text, ERROR, policy=turn.policy))
 
     def _run_of(self, turn: _Turn) -> PolicyRun:
         return self.result.policies.setdefault(turn.policy, PolicyRun(turn.policy))
@@ -922,7 +1037,8 @@ class Worker:
     def _withdrawn(self, turn: _Turn, run: PolicyRun, error: ReaperError) -> None:
         """The policy was unregistered while we worked."""
         turn.done = True
-        self._log(f"policy {visible(turn.policy)} is no longer registered")
+        text = f"policy {visible(turn.policy)} is no longer registered"
+        self._log(Event("policy.withdrawn", text, WARNING, policy=turn.policy))
         if turn.policy in self.settings.policies:
             run.error, run.failures = error, run.failures + 1
 
@@ -1051,7 +1167,17 @@ class Worker:
                     continue
                 turn.due_at = 0.0  # Its claim says what is wrong.
                 if turn.may_tell("look"):
-                    self._log(f"policy {visible(turn.policy)}: cannot look ahead: {trouble.message}")
+                    text = f"policy {visible(turn.policy)}: cannot look ahead: {trouble.message}"
+                    self._log(
+                        Event(
+                            "policy.not-seen",
+                            text,
+                            WARNING,
+                            policy=turn.policy,
+                            code=trouble.code,
+                            sqlstate=trouble.sqlstate,
+                        )
+                    )
         else:
             self._learn(turns, looks, began)
 
@@ -1091,10 +1217,14 @@ class Worker:
     def _report(self) -> None:
         now = time.monotonic()
         if now - self._reported_at >= _REPORT_EVERY:
-            done = self.result.expired - self._reported
-            if done:
-                self._log(f"{count(done)} expired in the last {duration(now - self._reported_at)}")
-            self._reported_at, self._reported = now, self.result.expired
+            outcomes = self.result.outcomes
+            news = outcomes - self._reported
+            if news:
+                seconds = now - self._reported_at
+                done = ", ".join(f"{count(n)} {_IN_WORDS.get(outcome, outcome)}" for outcome, n in news.items())
+                text = f"{done} in the last {duration(seconds)}"
+                self._log(Event("worker.report", text, counts=dict(news), seconds=seconds))
+            self._reported_at, self._reported = now, outcomes
 
     # -- connections
 
@@ -1162,7 +1292,16 @@ class Worker:
         said, at = self._said
         grows = _BACKOFF_FIRST * 2.0 ** min(self._setbacks - 2, 40) < cap
         if grows or trouble.message != said or now - at >= _REPORT_EVERY:
-            self._log(f"{trouble.message}; trying again in {duration(seconds)}")
+            self._log(
+                Event(
+                    "database.away",
+                    f"{trouble.message}; trying again in {duration(seconds)}",
+                    WARNING,
+                    seconds=seconds,
+                    code=trouble.code,
+                    sqlstate=trouble.sqlstate,
+                )
+            )
             self._said = (trouble.message, now)
         self._stop.wait(seconds)
 
@@ -1174,7 +1313,15 @@ class Worker:
         self._pause(trouble)
         self._connect()
         self.result.reconnects += 1
-        self._log("connected again")
+        self._log(Event("database.back", "connected again", counts={"reconnects": self.result.reconnects}))
+
+
+_IN_WORDS: Final = {
+    "already-done": "already done",
+    "not-eligible": "not eligible",
+    RETRY: "to be tried again",
+    DEAD_LETTER: "dead letters",
+}
 
 
 def _backoff(attempt: int, *, first: float, cap: float) -> float:

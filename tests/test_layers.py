@@ -16,7 +16,7 @@ PACKAGE = Path(pgreaper.__file__).parent
 # A module imports only from the lines above its own.
 LAYERS = [
     {"errors", "statement", "records", "text", "schedule", "lookup"},
-    {"connection", "heartbeat", "api", "embedded", "commands", "reading"},
+    {"connection", "heartbeat", "api", "embedded", "commands", "reading", "logs"},
     {"schema", "targets", "lifeline", "handlers", "render", "cron"},
     {"alembic", "worker", "metrics", "demo", "doctor", "discover", "deploy"},
     {"cli"},

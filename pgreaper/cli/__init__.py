@@ -180,10 +180,11 @@ def _fail(arguments: list[str], message: str, hint: str | None, exit_code: int, 
     """Tell a failure: two lines on stderr, and the one document on stdout for whoever asked for JSON."""
     if "--debug" in arguments or os.environ.get("PGREAPER_DEBUG", "0") not in ("", "0"):
         _show_traceback(error)
-    sign = click.style("error:", fg="red", bold=True) if _colour(sys.stderr) else "error:"
-    click.echo(f"{sign} {one_line(message)}", err=True)
-    if hint:
-        click.echo(f"hint: {one_line(hint)}", err=True)
+    if not getattr(error, "told", False):
+        sign = click.style("error:", fg="red", bold=True) if _colour(sys.stderr) else "error:"
+        click.echo(f"{sign} {one_line(message)}", err=True)
+        if hint:
+            click.echo(f"hint: {one_line(hint)}", err=True)
     if "--json" in arguments:
         from pgreaper.cli.common import emit
 

@@ -12,8 +12,10 @@ import click
 
 from pgreaper.api import ALREADY_DONE, DEAD_LETTER, EXPIRED, LOCKED, NOT_ELIGIBLE, OUTCOMES, RETRY
 from pgreaper.cli.common import BATCH, CALLS, COUNT, SECONDS, common_options, emit
-from pgreaper.connection import resolve
+from pgreaper.connection import resolve, worker_name
 from pgreaper.errors import ReaperError
+from pgreaper.logs import ERROR, Event, as_text
+from pgreaper.logs import as_json as line_of_json
 from pgreaper.text import count, duration, one_line, visible
 from pgreaper.worker import PolicyRun, Run, Settings, Worker
 
@@ -41,6 +43,11 @@ _SHOW_EVERY = 0.2
               help="A file that a living daemon keeps fresh; `pgreaper heartbeat FILE` judges it.")  # fmt: skip
 @click.option("--shutdown-timeout", type=SECONDS, default=20, show_default=True,
               metavar="SECONDS", help="After SIGTERM or Ctrl-C, be gone within that.")  # fmt: skip
+@click.option("--log-format", type=click.Choice(["text", "json"]), envvar="PGREAPER_LOG_FORMAT", default="text",
+              help="How events are written to stderr: for people, or a JSON object a line."
+              "  [default: PGREAPER_LOG_FORMAT, or text]")  # fmt: skip
+@click.option("--log-level", type=click.Choice(["info", "debug"]), envvar="PGREAPER_LOG_LEVEL", default="info",
+              help="debug: each batch, and each hold that failed.  [default: PGREAPER_LOG_LEVEL, or info]")  # fmt: skip
 @common_options
 def work(
     policies: tuple[str, ...],
@@ -57,6 +64,8 @@ def work(
     poll: float,
     heartbeat: Path | None,
     shutdown_timeout: float,
+    log_format: str,
+    log_level: str,
     database_url: str | None,
     as_json: bool,
 ) -> int:
@@ -73,6 +82,9 @@ def work(
     of --handler-timeout is over, an async call is cancelled; another one cannot be,
     and keeps its place among the --concurrency until it ends.
 
+    What it says on stderr are keys, counts and error classes: no value of a row, no
+    text of an error, no password. Only --debug shows what the server said.
+
     Exit codes: 0 done, or nothing was due; 1 something failed: a batch, a hold that
     is to be tried again or became a dead letter in this run, a suspended policy;
     2 usage; 75 the database is unreachable, read-only or locked, try later.
@@ -87,38 +99,42 @@ def work(
         raise click.UsageError("--handler-timeout is for a --handler.")
     if fail_on_dead_letter and daemon and max_seconds is None and max_rows is None:
         raise click.UsageError("--fail-on-dead-letter needs a run that ends, and --daemon stays.")
-    function = None
-    if handler is not None:
-        from pgreaper.handlers import load
-
-        function = load(handler)
-    screen = _Screen()
-    worker = Worker(
-        resolve(database_url),
-        Settings(
-            policies=policies,
-            daemon=daemon,
-            once=once,
-            batch=batch,
-            max_rows=max_rows,
-            max_seconds=max_seconds,
-            poll=poll,
-            heartbeat=heartbeat,
-            shutdown_timeout=shutdown_timeout,
-            handler=function,
-            concurrency=concurrency or 8,
-            handler_timeout=handler_timeout,
-            fail_on_dead_letter=fail_on_dead_letter,
-        ),
-        log=screen.log,
-        on_batch=screen.progress if screen.shows_progress and not daemon else None,
-        on_leave=lambda run: _show(run, as_json=as_json),
-    )
+    screen = _Screen(machine=log_format == "json")
     try:
+        function = None
+        if handler is not None:
+            from pgreaper.handlers import load
+
+            function = load(handler)
+        worker = Worker(
+            resolve(database_url),
+            Settings(
+                policies=policies,
+                daemon=daemon,
+                once=once,
+                batch=batch,
+                max_rows=max_rows,
+                max_seconds=max_seconds,
+                poll=poll,
+                heartbeat=heartbeat,
+                shutdown_timeout=shutdown_timeout,
+                handler=function,
+                concurrency=concurrency or 8,
+                handler_timeout=handler_timeout,
+                fail_on_dead_letter=fail_on_dead_letter,
+                every_batch=log_level == "debug",
+            ),
+            log=screen.log,
+            on_batch=screen.progress if screen.shows_progress and not daemon else None,
+            on_leave=lambda run: _show(run, as_json=as_json, told=screen.machine),
+        )
         run = worker.run()
+    except ReaperError as error:
+        screen.refused(error)
+        raise
     finally:
         screen.clear()
-    _show(run, as_json=as_json)
+    _show(run, as_json=as_json, told=screen.machine)
     if worker.left_calls_behind:
         # A handler that hangs, perhaps in a thread of its own making, must not keep the process.
         sys.stdout.flush()
@@ -127,30 +143,49 @@ def work(
     return run.exit_code
 
 
-def _show(run: Run, *, as_json: bool) -> None:
+def _show(run: Run, *, as_json: bool, told: bool) -> None:
+    """The result on stdout; its error goes to stderr unless the log has ``told`` it."""
     if as_json:
         emit("work", **_document(run))
     else:
         _tell(run)
+        if run.trouble is not None and not told:
+            click.echo(f"error: {one_line(run.trouble.message)}", err=True)
+            if run.trouble.hint:
+                click.echo(f"hint: {one_line(run.trouble.hint)}", err=True)
     sys.stdout.flush()
 
 
 class _Screen:
-    """The lines on stderr: one per event, and on a terminal a last one that is written over."""
+    """The lines on stderr: one per event, and on a terminal, for people, a last one that is written over."""
 
-    def __init__(self) -> None:
-        self.shows_progress = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    def __init__(self, *, machine: bool) -> None:
+        self.machine = machine
+        self.shows_progress = not machine and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._worker = worker_name()
         self._lock = threading.Lock()
         self._started = time.monotonic()
         self._drawn_at = 0.0
         self._drawn = False
         self._expected: int | None = None
 
-    def log(self, line: str) -> None:
+    def refused(self, error: ReaperError) -> None:
+        """A run that did not begin: for machines an event like the others, for people the usual error."""
+        if self.machine:
+            self.log(
+                Event("worker.refused", error.message, ERROR, code=error.code, sqlstate=error.sqlstate, hint=error.hint)
+            )
+            error.told = True
+
+    def log(self, event: Event) -> None:
+        lines = (
+            [line_of_json(event, self._worker)] if self.machine else [f"pgreaper: {line}" for line in as_text(event)]
+        )
         with self._lock:
             try:
                 self._erase()
-                click.echo(f"pgreaper: {one_line(line)}", err=True)
+                for line in lines:
+                    click.echo(line, err=True)
             except OSError as error:
                 # That must not stop the work.  A full disk may have room again; a terminal or a pipe that is gone
                 # stays so, and what is left in the buffer would spoil the exit code.
@@ -277,10 +312,6 @@ def _tell(run: Run) -> None:
                 )
         elif not lines and sys.stdout.isatty() and run.ended == "signal":
             click.echo("stopped; nothing was due")
-    if run.trouble is not None:
-        click.echo(f"error: {one_line(run.trouble.message)}", err=True)
-        if run.trouble.hint:
-            click.echo(f"hint: {one_line(run.trouble.hint)}", err=True)
 
 
 def _summary(p: PolicyRun) -> str:

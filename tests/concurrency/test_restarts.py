@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from pgreaper.connection import resolve
+from pgreaper.logs import sentences
 from pgreaper.worker import Settings, Worker
 from tests.concurrency import books
 from tests.conftest import Holds
@@ -65,7 +66,7 @@ def test_c073_three_restarts_in_the_middle_of_batches(cluster: Cluster, install:
     run = Worker(
         resolve(cluster.dsn),
         Settings(daemon=True, poll=0.5, max_rows=HOLDS, max_seconds=90, **settings),
-        log=lines.append,
+        log=sentences(lines.append),
     ).run()
     dealer.join(60)
     if trouble:

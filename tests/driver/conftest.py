@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from pgreaper.api import Reaper
 from pgreaper.connection import resolve
+from pgreaper.logs import sentences
 from pgreaper.worker import Run, Settings, Worker
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def work(dsn: str) -> Callable[..., tuple[Run, list[str]]]:
 
     def work(*policies: str, url: str = dsn, **settings: Any) -> tuple[Run, list[str]]:
         lines: list[str] = []
-        run = Worker(resolve(url), Settings(policies=policies, **settings), log=lines.append).run()
+        run = Worker(resolve(url), Settings(policies=policies, **settings), log=sentences(lines.append)).run()
         return run, lines
 
     return work
@@ -79,7 +80,7 @@ def daemon(dsn: str) -> Callable[..., tuple[Run, list[str]]]:
             finally:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        worker = Worker(resolve(url), Settings(policies=policies, daemon=True, **settings), log=lines.append)
+        worker = Worker(resolve(url), Settings(policies=policies, daemon=True, **settings), log=sentences(lines.append))
         player = threading.Thread(target=play)
         # Until the worker listens a signal would end the tests.
         before = signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -10,6 +10,7 @@ import pytest
 
 from pgreaper.connection import Unreachable, connect, resolve, worker_name
 from pgreaper.errors import InvalidInput
+from pgreaper.logs import sentences
 from pgreaper.worker import Settings, Worker
 
 
@@ -149,7 +150,7 @@ def test_c036_a_worker_waits_for_its_place_and_then_works(db, holds, guest):
         if len(lines) == 2:
             occupant.close()
 
-    run = Worker(resolve(guest), Settings(), log=log).run()
+    run = Worker(resolve(guest), Settings(), log=sentences(log)).run()
 
     assert (run.exit_code, run.expired) == (0, 3)
     assert len(lines) >= 2
