@@ -466,7 +466,7 @@ def test_sql_and_check_exclude_each_other(pgreaper: Run):
     """A usage error is 2."""
     done = pgreaper("", "install", "--sql", "--check")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: --sql and --check exclude each other")
+    assert done.stderr.startswith("error: --sql, --check and --repair exclude each other")
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg2"])
