@@ -260,10 +260,11 @@ def discover(
     """
     reader = Reader(connection, seconds_per_table)
     end = time.monotonic() + seconds
-    with Reader(connection, max(seconds_per_table, 10)).reading():
-        tables = reader.rows(_TABLES, schemas=list(schemas) or None)
+    catalog = Reader(connection, max(seconds_per_table, 10))
+    with catalog.reading():
+        tables = catalog.rows(_TABLES, schemas=list(schemas) or None)
         guesses = [guess for guess in map(_guess, tables) if guess is not None]
-    policies = _registered(reader)
+    policies = _registered(catalog)
     taken = {policy for names in policies.values() for policy in names}
     found: list[Candidate] = []
     skipped: list[str] = []
