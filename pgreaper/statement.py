@@ -28,6 +28,7 @@ _PIECES: Final = re.compile(
     rf"""(?P<literal> '(?:[^']|'')*' | "(?:[^"]|"")*" )
        | (?P<refused> \b (?: (?:not\ )?in\s*\( | using\s*\( | i?like\b | between\b | is\ (?:not\ )?distinct\b ) )
        | :: (?P<type> (?:{_TYPES}) ) \b (?!\.)
+       | (?: (?<=from\ ) | (?<=join\ ) ) (?P<catalog> pg_[a-z_]+ ) \b (?![.(])
        | (?<![\w.%]) (?P<call> (?!(?:{_GRAMMAR})\b) [a-z_]\w* ) (?= \( )
        | (?<= [ ]) (?P<operator> <> | <= | >= | !~ | \|\| | ->> | [=<>~+-] ) (?= [ ])""",
     re.VERBOSE,
@@ -36,15 +37,15 @@ _PIECES: Final = re.compile(
 
 @cache
 def qualified(statement: str) -> str:
-    """The statement with schema ``pg_catalog`` on each type, function and operator of the server's."""
+    """The statement with schema ``pg_catalog`` on each type, function, operator and catalog of the server's."""
 
     def replace(found: re.Match[str]) -> str:
         if found["refused"]:
             raise ValueError(f"{found[0]!r} looks up an operator in the search_path: {statement}")
         if found["type"]:
             return f"::pg_catalog.{found['type']}"
-        if found["call"]:
-            return f"pg_catalog.{found['call']}"
+        if found["call"] or found["catalog"]:
+            return f"pg_catalog.{found['call'] or found['catalog']}"
         if found["operator"]:
             return f"operator(pg_catalog.{found['operator']})"
         return found[0]

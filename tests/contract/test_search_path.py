@@ -468,6 +468,11 @@ def test_every_look_at_a_target_is_given_the_callers_path():
         ),
         ("extract(epoch from a - b)", "extract(epoch from a operator(pg_catalog.-) b)"),
         ('"set" => %s', '"set" => %s'),
+        (
+            "from pg_stat_activity as a join pg_class as c on true",
+            "from pg_catalog.pg_stat_activity as a join pg_catalog.pg_class as c on true",
+        ),
+        ("from pg_catalog.pg_locks, pgreaper.pg_x", "from pg_catalog.pg_locks, pgreaper.pg_x"),
     ],
 )
 def test_qualified(statement, expected):
