@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -89,6 +90,9 @@ _HOLDS_PER_CALL: Final = 8
 _REPORT_EVERY: Final = 60.0
 # Somebody who waits this long after Ctrl-C is told what for.
 _NOTICEABLE: Final = 0.3
+# Our clock and the database's are compared this often, in seconds, and told when they are further apart than that.
+_COMPARE_EVERY: Final = 60.0
+_SKEW_TOLERATED: Final = 1.0
 # While connecting nothing is held, so there is nothing to wait for.
 _CONNECT_GRACE: Final = 1.5
 
@@ -194,6 +198,22 @@ class Run:
                           for p in broken):  # fmt: skip
             return later
         return 1 if broken else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """
+    How a worker is doing, for its metrics: counts since it began.
+
+    ``busy`` seconds went into batches; ``skew`` is by how many seconds its clock is ahead of the database's,
+    None: not known.  ``failures`` are batches that raised as a whole.
+    """
+
+    batches: int
+    failures: int
+    reconnects: int
+    busy: float
+    skew: float | None
 
 
 class _Stopped(BaseException):
@@ -459,6 +479,10 @@ class Worker:
         self._crowded_since: float | None = None
         self._troubled_since: float | None = None
         self._setbacks = 0
+        self._busy = 0.0
+        self._skew: timedelta | None = None
+        self._compared_at = -math.inf
+        self._told_skew = False
         self._said = ("", 0.0)
         self._connected_at = 0.0
         self._reported_at = 0.0
@@ -516,6 +540,18 @@ class Worker:
         )
 
     @property
+    def vitals(self) -> Vitals:
+        """How it is doing now; any thread may ask."""
+        runs = list(self.result.policies.values())
+        return Vitals(
+            batches=sum(run.claims for run in runs),
+            failures=sum(run.failures for run in runs),
+            reconnects=self.result.reconnects,
+            busy=self._busy,
+            skew=None if self._skew is None else self._skew.total_seconds(),
+        )
+
+    @property
     def left_calls_behind(self) -> bool:
         """Whether a call of the handler was given up: it may still run, or what it began in another thread."""
         return self._pool is not None and self._pool.gave_up
@@ -564,11 +600,15 @@ class Worker:
             for turn in self._ready():
                 if self._over():
                     return
+                began = time.monotonic()
                 try:
                     progressed = self._step(turn)
                 except (DatabaseUnavailable, WrongTransaction) as trouble:
+                    self._busy += time.monotonic() - began
                     self._reconnect(trouble)
                     progressed = True
+                else:
+                    self._busy += time.monotonic() - began
                 self._after(turn, progressed=progressed)
             if self.settings.daemon:
                 self._rest()
@@ -862,13 +902,17 @@ class Worker:
         session = self._server.backend_pid == self._connection.info.backend_pid
         # A daemon has other policies to serve meanwhile.
         ask = self._call if self.settings.daemon else self._patiently
+        self._compare_clocks()
+        skew = self._skew
         if self._pool is None:
             batch = ask(
-                lambda r: r.claim_batch(turn.policy, batch=size, worker=self.name, rescan=rescan, session=session)
+                lambda r: r.claim_batch(
+                    turn.policy, batch=size, worker=self.name, rescan=rescan, session=session, skew=skew
+                )
             )
         else:
             self._holds = ask(
-                lambda r: r.claim(turn.policy, batch=size, worker=self.name, rescan=rescan, session=session)
+                lambda r: r.claim(turn.policy, batch=size, worker=self.name, rescan=rescan, session=session, skew=skew)
             )
             first = self._holds[0] if self._holds else None
             batch = None if first is None else Batch(first.token, len(self._holds), first.claim_until)
@@ -1144,6 +1188,7 @@ class Worker:
         resting = {t.policy for t in self._turns if t.resume_at > now or (t.due_at is not None and t.due_at <= now)}
         turns = [t for t in self._turns if t.policy not in resting]
         names = list(self.settings.policies) or None
+        self._compare_clocks()
         try:
             looks, began = self._ask(names, sorted(resting), [t.policy for t in turns if t.wants_rescan(now)])
         except ReaperError:
@@ -1248,8 +1293,10 @@ class Worker:
         self._stop.watch(connection)
         self._lifeline.attach(connection)
         reaper = Reaper(connection)
+        before = time.time()
         with self._lifeline.call():
             self._server = reaper.server()
+        self._compared(before, self._server.clock, time.time())
         if self._server.backend_pid != connection.info.backend_pid:
             self._lifeline.pooled()
         reaper.require_version(self._server.version)
@@ -1264,6 +1311,36 @@ class Worker:
             )
         if self._server.repeats_reads:
             connection.isolation_level = IsolationLevel.READ_COMMITTED
+
+    def _compare_clocks(self) -> None:
+        """Once a minute.  Nothing is decided by it; whoever reads our log beside the trail wants to know."""
+        if time.monotonic() - self._compared_at < _COMPARE_EVERY:
+            return
+        before = time.time()
+        try:
+            now = self._call(lambda r: r.clock())
+        except ReaperError:
+            return  # What comes next meets the same trouble, and knows what to do.
+        self._compared(before, now, time.time())
+
+    def _compared(self, before: float, now: datetime, after: float) -> None:
+        """The database said ``now`` between these two times of ours; their middle is the best guess."""
+        self._compared_at = time.monotonic()
+        if not 0 <= after - before <= _SKEW_TOLERATED:
+            return  # The answer took too long to tell, or our clock was set meanwhile.
+        ahead = (before + after) / 2 - now.timestamp()
+        self._skew = timedelta(seconds=ahead)
+        apart = abs(ahead) > _SKEW_TOLERATED
+        if apart and not self._told_skew:
+            which = "ahead of" if ahead > 0 else "behind"
+            text = (
+                f"this machine's clock is {duration(abs(ahead))} {which} the database's: nothing is decided by it,"
+                " but times in its logs do not fit the trail"
+            )
+            self._log(Event("worker.clock", text, WARNING, seconds=ahead))
+        elif self._told_skew and not apart:
+            self._log(Event("worker.clock", "this machine's clock agrees with the database's again", seconds=ahead))
+        self._told_skew = apart
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None

@@ -41,6 +41,10 @@ _SHOW_EVERY = 0.2
               help="Longest sleep of the daemon.")  # fmt: skip
 @click.option("--heartbeat", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="A file that a living daemon keeps fresh; `pgreaper heartbeat FILE` judges it.")  # fmt: skip
+@click.option("--metrics-port", type=click.IntRange(0, 65535), metavar="PORT",
+              help="Serve a daemon's metrics for Prometheus over HTTP there; 0: any free port.")  # fmt: skip
+@click.option("--metrics-address", metavar="ADDRESS",
+              help="On this address of the machine only.  [default: 0.0.0.0, all]")  # fmt: skip
 @click.option("--shutdown-timeout", type=SECONDS, default=20, show_default=True,
               metavar="SECONDS", help="After SIGTERM or Ctrl-C, be gone within that.")  # fmt: skip
 @click.option("--log-format", type=click.Choice(["text", "json"]), envvar="PGREAPER_LOG_FORMAT", default="text",
@@ -63,6 +67,8 @@ def work(
     fail_on_dead_letter: bool,
     poll: float,
     heartbeat: Path | None,
+    metrics_port: int | None,
+    metrics_address: str | None,
     shutdown_timeout: float,
     log_format: str,
     log_level: str,
@@ -93,6 +99,10 @@ def work(
         raise click.UsageError("--once and --daemon exclude each other.")
     if heartbeat is not None and not daemon:
         raise click.UsageError("--heartbeat is for a --daemon.")
+    if metrics_port is not None and not daemon:
+        raise click.UsageError("--metrics-port is for a --daemon; `pgreaper metrics` prints them once.")
+    if metrics_address is not None and metrics_port is None:
+        raise click.UsageError("--metrics-address is for a --metrics-port.")
     if concurrency is not None and handler is None:
         raise click.UsageError("--concurrency is for a --handler.")
     if handler_timeout is not None and handler is None:
@@ -100,14 +110,16 @@ def work(
     if fail_on_dead_letter and daemon and max_seconds is None and max_rows is None:
         raise click.UsageError("--fail-on-dead-letter needs a run that ends, and --daemon stays.")
     screen = _Screen(machine=log_format == "json")
+    endpoint = None
     try:
         function = None
         if handler is not None:
             from pgreaper.handlers import load
 
             function = load(handler)
+        address = resolve(database_url)
         worker = Worker(
-            resolve(database_url),
+            address,
             Settings(
                 policies=policies,
                 daemon=daemon,
@@ -128,12 +140,30 @@ def work(
             on_batch=screen.progress if screen.shows_progress and not daemon else None,
             on_leave=lambda run: _show(run, as_json=as_json, told=screen.machine),
         )
+        if metrics_port is not None:
+            from pgreaper.metrics import serve
+
+            endpoint = serve(
+                address,
+                host=metrics_address or "0.0.0.0",  # noqa: S104  whoever scrapes is rarely on this machine
+                port=metrics_port,
+                vitals=lambda: worker.vitals,
+                log=lambda text: screen.log(Event("metrics.reading", text)),
+            )
+            screen.log(Event("metrics.serving", f"metrics at {endpoint.url}"))
         run = worker.run()
     except ReaperError as error:
         screen.refused(error)
         raise
+    except SystemExit as error:
+        # Of a handler: what is not a number Python would print, and it may tell of a person.
+        if not isinstance(error.code, (int, type(None))):
+            raise SystemExit(1) from None
+        raise
     finally:
         screen.clear()
+        if endpoint is not None:
+            endpoint.close()
     _show(run, as_json=as_json, told=screen.machine)
     if worker.left_calls_behind:
         # A handler that hangs, perhaps in a thread of its own making, must not keep the process.
