@@ -400,8 +400,9 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     timeout = _REQUEST_WITHIN
-    server_version = f"pgreaper/{__version__}"
-    sys_version = ""
+
+    def version_string(self) -> str:
+        return f"pgreaper/{__version__}"
 
     def do_GET(self) -> None:
         if self.path.partition("?")[0] == "/metrics":

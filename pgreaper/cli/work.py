@@ -24,6 +24,12 @@ _SHOW_AFTER = 1.0
 _SHOW_EVERY = 0.2
 
 
+def _port(_ctx: click.Context, _param: click.Parameter, value: int | None) -> int | None:
+    if value is not None and not 0 <= value <= 65535:
+        raise click.BadParameter(f"{value} is not a port: those are 1 to 65535, and 0 for any free one")
+    return value
+
+
 @click.command()
 @click.argument("policies", metavar="[POLICY]...", nargs=-1)
 @click.option("--once", is_flag=True, help="One batch per policy, then exit.")
@@ -41,7 +47,7 @@ _SHOW_EVERY = 0.2
               help="Longest sleep of the daemon.")  # fmt: skip
 @click.option("--heartbeat", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="A file that a living daemon keeps fresh; `pgreaper heartbeat FILE` judges it.")  # fmt: skip
-@click.option("--metrics-port", type=click.IntRange(0, 65535), metavar="PORT",
+@click.option("--metrics-port", type=int, callback=_port, metavar="PORT",
               help="Serve a daemon's metrics for Prometheus over HTTP there; 0: any free port.")  # fmt: skip
 @click.option("--metrics-address", metavar="ADDRESS",
               help="On this address of the machine only.  [default: 0.0.0.0, all]")  # fmt: skip
