@@ -33,7 +33,12 @@ _F = TypeVar("_F", bound=Callable[..., object])
 def common_options(function: _F) -> _F:
     """Give a command ``--database-url``, ``--json`` (as ``as_json``) and ``--debug``."""
     for option in (
-        click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks and the server's own words."),
+        click.option(
+            "--debug",
+            is_flag=True,
+            expose_value=False,
+            help="Show tracebacks and the server's own words, which may hold values of rows; nothing else does.",
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
         click.option(
             "--database-url",
