@@ -43,6 +43,9 @@ _FULL = re.compile(
 _REFUSED = re.compile(r"unsupported startup parameter(?: in (options))?: ?(\w+)")
 # Seconds that a name's lookup may take where no connect_timeout is in force.
 _LOOKUP_LIMIT: Final = 60.0
+# Parameters that are, or lead to, a secret; and libpq's variables for them.
+_SECRETS: Final = ("password", "sslpassword", "passfile", "oauth_client_secret", "scram_client_key", "scram_server_key")
+_SECRET_VARIABLES: Final = ("PGPASSWORD", "PGPASSFILE")
 OPTION: Final = "--database-url"
 VARIABLES: Final = ("PGREAPER_DATABASE_URL", "DATABASE_URL")
 
@@ -58,11 +61,13 @@ class Address:
         return f"Address({self.source})"
 
     def conceal(self, text: str) -> str:
-        """The text without the password, in any spelling that libpq may echo."""
-        for name in ("password", "sslpassword"):
-            if secret := self.parameters.get(name):
-                text = text.replace(secret, "***")
-        if secret := os.environ.get("PGPASSWORD"):
+        """The text without passwords, where they are kept, and the values of ``options``, which libpq may echo."""
+        secrets = [self.parameters.get(name) for name in _SECRETS] + [
+            os.environ.get(name) for name in _SECRET_VARIABLES
+        ]
+        for options in (self.parameters.get("options"), os.environ.get("PGOPTIONS")):
+            secrets += [word.partition("=")[2] or None for word in _words(options or "")]
+        for secret in sorted({secret for secret in secrets if secret}, key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
 
@@ -208,9 +213,14 @@ def refused_parameter(text: str) -> str | None:
     return (found[1] or found[2]) if found else None
 
 
+def _words(options: str) -> list[str]:
+    """The words of ``options``; a backslash keeps a blank in one."""
+    return [re.sub(r"\\(.)", r"\1", word) for word in re.findall(r"(?:\\.|[^\s\\])+", options)]
+
+
 def _settings(options: str) -> dict[str, str]:
     """The settings that ``options`` gives as ``-c name=value`` or ``--name=value``, split as the server splits it."""
-    words = [re.sub(r"\\(.)", r"\1", word) for word in re.findall(r"(?:\\.|[^\s\\])+", options)]
+    words = _words(options)
     found = {}
     while words:
         word = words.pop(0)

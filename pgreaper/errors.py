@@ -233,7 +233,8 @@ def translate(error: psycopg.Error, database: str | None = None) -> ReaperError:
             sqlstate=state,
             original=error,
         )
-    constraint = diag.constraint_name
+    # RAISE may pass off anything as a constraint's name.
+    constraint = diag.constraint_name if diag.source_function != "exec_stmt_raise" else None
     return ReaperError(
         f"the database refused: {_name(error)} (SQLSTATE {state}{f', constraint {constraint}' if constraint else ''})",
         hint="--debug shows the server's words; they may contain values of rows.",

@@ -52,6 +52,7 @@ declare
   v_counts bigint[];
   v_cursor pgreaper.cursors;
   v_suspicion record;
+  v_context text;
 begin
   state := case when policy.paused_at is not null then 'paused' else 'active' end;
   reason := policy.pause_reason;
@@ -84,7 +85,11 @@ begin
   exception
     when undefined_table or undefined_column or insufficient_privilege then
       state := 'broken';
-      reason := sqlerrm;
+      -- The server's words and ours name objects; what a function of the user's raises may carry values of rows.
+      get stacked diagnostics v_context = pg_exception_context;
+      reason := case when v_context ~ '^(SQL statement|PL/pgSQL function pgreaper\._)' then sqlerrm
+                     else format('%I.%I cannot be read: %s (SQLSTATE %s)', policy.target_schema, policy.target_table,
+                                 pgreaper._error_class(sqlstate), sqlstate) end;
     when lock_not_available then
       state := 'broken';
       reason := format('%I.%I is locked by another session', policy.target_schema, policy.target_table);
