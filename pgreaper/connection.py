@@ -65,8 +65,9 @@ class Address:
         secrets = [self.parameters.get(name) for name in _SECRETS] + [
             os.environ.get(name) for name in _SECRET_VARIABLES
         ]
+        # In quotes, as the server repeats them: a value may be as short as 1.
         for options in (self.parameters.get("options"), os.environ.get("PGOPTIONS")):
-            secrets += [word.partition("=")[2] or None for word in _words(options or "")]
+            secrets += [f'"{value}"' for word in _words(options or "") if (value := word.partition("=")[2])]
         for secret in sorted({secret for secret in secrets if secret}, key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
