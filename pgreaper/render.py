@@ -4,11 +4,15 @@ Tables and facts on the terminal.
 On a terminal rich draws them, in colour unless NO_COLOR says otherwise; anywhere
 else the same content is plain aligned text, one row a line, and rich is not even
 imported.  Every cell is escaped before it is shown: see :mod:`pgreaper.text`.
+
+A screen (:data:`Line`) is made of lines that are as wide as they are meant to be in any
+script, so that both ways of showing it look alike.
 """
 
 import os
 import shutil
 import sys
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -152,6 +156,154 @@ def _text(value: str, style: str = "") -> "Text":
     from rich.text import Text
 
     return Text(value, style=style)
+
+
+# -- screens
+
+Line = list[tuple[str, str]]
+"""A line of a screen: pieces of text, each with its style."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """What bars, sparklines and marks are made of; the first of ``levels`` stands for nothing at all."""
+
+    levels: str
+    bar: str
+    ellipsis: str
+    arrow: str
+    plain: bool
+
+
+_BLOCKS = Glyphs("·▁▂▃▄▅▆▇█", "█", "…", "→", plain=False)
+_ASCII = Glyphs("._:-=+*#@", "#", "..", "->", plain=True)
+
+
+def glyphs() -> Glyphs:
+    """Blocks where stdout can show them, else ASCII."""
+    try:
+        "".join([_BLOCKS.levels, _BLOCKS.arrow]).encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return _ASCII
+    return _BLOCKS if _has_unicode() else _ASCII
+
+
+def _has_unicode() -> bool:
+    """Whether the locale has more than ASCII: in the C locale Python writes UTF-8 all the same."""
+    if not sys.flags.utf8_mode or os.environ.get("PYTHONUTF8") == "1":
+        return True
+    named = os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE")
+    # Python itself sets LC_CTYPE so when there is no other locale.
+    if not named or (named == "C.UTF-8" and not os.environ.get("LC_ALL")):
+        named = os.environ.get("LANG", "")
+    return "utf" in named.lower()
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal a text takes."""
+    return len(text) if text.isascii() else sum(map(_cells, text))
+
+
+def _cells(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def clip(text: str, room: int, signs: Glyphs) -> str:
+    """The text in at most ``room`` columns, on one line, with the characters that the terminal has."""
+    # Nobody reads more of it than a line, and it may have a million characters.
+    shown = one_line(text[: 4 * room + 8])
+    if signs.plain:
+        shown = shown.encode("ascii", "backslashreplace").decode("ascii")
+    if cells(shown) <= room:
+        return shown
+    kept = ""
+    left = room - cells(signs.ellipsis)
+    for character in shown:
+        left -= _cells(character)
+        if left < 0:
+            break
+        kept += character
+    return kept + signs.ellipsis
+
+
+def padded(text: str, room: int, *, right: bool = False) -> str:
+    """The text, filled up with spaces to ``room`` columns."""
+    space = " " * max(room - cells(text), 0)
+    return space + text if right else text + space
+
+
+def sparkline(values: Sequence[int], signs: Glyphs) -> str:
+    """A character a value, of the height that it has beside the greatest; what is not nothing is seen."""
+    most = max(values, default=0)
+    top = len(signs.levels) - 1
+    return "".join(signs.levels[-(-value * top // most) if value > 0 else 0] for value in values)
+
+
+def bar(value: int, most: int, room: int, signs: Glyphs) -> str:
+    """A horizontal bar of at most ``room`` columns; what is not nothing is seen."""
+    return signs.bar * (-(-value * room // most) if value > 0 and most > 0 else 0)
+
+
+def wrapped(pieces: Line, room: int, signs: Glyphs, *, indent: str = "") -> list[Line]:
+    """A paragraph: the pieces broken at words, never wider than ``room``; following lines begin with ``indent``."""
+    lines: list[Line] = [[]]
+    used = 0
+    for text, style in pieces:
+        for index, word in enumerate(text.split(" ")):
+            space = " " if index and used else ""
+            shown = clip(word, max(room - cells(indent), 8), signs)
+            if used + cells(space) + cells(shown) > room and used > cells(indent):
+                lines.append([(indent, "")])
+                used, space = cells(indent), ""
+            if lines[-1] and lines[-1][-1][1] == style:
+                lines[-1][-1] = (lines[-1][-1][0] + space + shown, style)
+            else:
+                lines[-1].append((space + shown, style))
+            used += cells(space) + cells(shown)
+    return lines
+
+
+def cropped(line: Line, room: int) -> Line:
+    """The line without what does not fit into ``room`` columns."""
+    kept: Line = []
+    for text, style in line:
+        if cells(text) > room:
+            text = next(text[:end] for end in range(len(text), -1, -1) if cells(text[:end]) <= room)
+        kept.append((text, style))
+        room -= cells(text)
+    return kept
+
+
+def screen_width() -> int:
+    """Columns for a screen: the terminal's; in a pipe what COLUMNS says, else 80."""
+    if is_terminal():
+        return max(width(), 20)
+    room = os.environ.get("COLUMNS", "")
+    return max(int(room), 20) if room.isascii() and room.isdecimal() and len(room) < 5 and int(room) else 80
+
+
+def rich_lines(lines: Sequence[Line]) -> "Text":
+    """The lines as rich prints them."""
+    whole = _text("")
+    for number, line in enumerate(lines):
+        if number:
+            whole.append("\n")
+        for text, style in line:
+            whole.append(text, style=style)
+    whole.no_wrap = True
+    whole.overflow = "ignore"
+    return whole
+
+
+def show_lines(lines: Sequence[Line]) -> None:
+    """Print a screen."""
+    if is_terminal():
+        _console().print(rich_lines(lines), soft_wrap=True)
+        return
+    for line in lines:
+        print("".join(text for text, _ in line).rstrip())  # noqa: T201
 
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ PACKAGE = Path(pgreaper.__file__).parent
 LAYERS = [
     {"errors", "statement", "records", "text", "schedule", "lookup"},
     {"connection", "heartbeat", "api", "embedded", "commands", "reading", "logs"},
-    {"schema", "targets", "lifeline", "handlers", "render", "cron"},
+    {"schema", "targets", "lifeline", "handlers", "render", "cron", "overview"},
     {"alembic", "worker", "metrics", "demo", "doctor", "discover", "deploy"},
     {"cli"},
     {"__main__"},

@@ -48,7 +48,10 @@ COMMANDS = {
     "cron": _Entry("Run", "cron", "Let pg_cron run the sweep, inside the database."),
     "dead": _Entry("Mend", "dead", "Dead letters: list, show, replay, discard."),
     "verify": _Entry("Mend", "verify", "Check from the books and the rows that nothing expired twice or early."),
-    "status": _Entry("Look", "status", "How the policies are doing."),
+    "prune": _Entry("Mend", "prune", "Remove what the books have kept long enough."),
+    "status": _Entry("Look", "status", "How the policies are doing, and what to do next."),
+    "check": _Entry("Look", "check", "Whether all is well, in one line: for probes and monitors."),
+    "metrics": _Entry("Look", "metrics", "Print what Prometheus wants to know."),
     "history": _Entry("Look", "history", "Everything that happened to one hold."),
     "doctor": _Entry("Look", "doctor", "Find what keeps holds from expiring, and what repairs it."),
 }

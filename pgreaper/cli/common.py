@@ -98,13 +98,14 @@ def read_only_error(*, standby: bool) -> DatabaseUnavailable:
 
 
 @contextmanager
-def database(url: str | None, *, writes: bool = False) -> Iterator[Reaper]:
+def database(url: str | None, *, writes: bool = False, name: str | None = None) -> Iterator[Reaper]:
     """
     Connect, look that pgreaper is there in the right version, and hand out a Reaper.
 
     ``writes``: refuse a read-only node, and work under READ COMMITTED whatever the role's default is.
+    ``name``: what the session is called instead of a worker's name.
     """
-    connection = connect(resolve(url))
+    connection = connect(resolve(url), name=name)
     try:
         reaper = Reaper(connection)
         server = reaper.server()

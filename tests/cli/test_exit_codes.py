@@ -66,7 +66,9 @@ TABLE = {
     "work": Row("holds", "exit_code ended worker seconds reconnects outcomes policies error", unknown=2, reading=75),
     "pause": Row("holds", "policy changed", unknown=2, reading=75),
     "resume": Row("holds", "policy changed", unknown=2, reading=75),
-    "status": Row("holds", "policies", unknown=2),
+    "status": Row("holds", "at database workers policies", unknown=2),
+    "check": Row("holds", "ok line policies judged findings exit_code", unknown=2),
+    "prune": Row("", "dry_run ended seconds calls removed policies", reading=75),
     "verify": Row("holds", "holds checks exit_code", unknown=2),
     "history": Row("holds 1", "policy key entries", unknown=2),
     "dead list": Row("holds", "more dead_letters", unknown=2),
@@ -262,7 +264,15 @@ def test_c113_odd_keys_and_deadlines(run, shop):
         "timestamptz": ["infinity", "2026-01-02 03:04:05+01"],
         "text": ["", "a\nERROR", "żółć%s'", "\u2028"],
     }
-    per_policy = ["preview {}", "status {}", "verify {}", "dead list {}", "dead replay {} --all --dry-run", "doctor {}"]
+    per_policy = [
+        "preview {}",
+        "status {}",
+        "check {} --max-dead=0",
+        "verify {}",
+        "dead list {}",
+        "dead replay {} --all --dry-run",
+        "doctor {}",
+    ]
     calls = []
     for type_, values in keys.items():
         table = f"odd_{type_}"
@@ -283,6 +293,9 @@ def test_c113_odd_keys_and_deadlines(run, shop):
         "discover",
         "doctor",
         "status",
+        "check",
+        "prune",
+        "prune --dry-run",
         "cron print",
         "cron status",
         f"grant {ROLE} --as=reader",

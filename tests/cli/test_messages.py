@@ -93,11 +93,11 @@ def test_advice_of_libpq_is_left_out(in_process):
 
 def test_a_pipe_leaves_nothing_out(pgreaper, holds):
     """All columns, however wide, unless COLUMNS says that there is less room."""
-    holds.register()
-    whole, narrow = pgreaper("status").out.splitlines(), pgreaper("status", COLUMNS="80").out.splitlines()
-    assert whole[0].endswith("last success")
+    holds.register(owner="a team with a name that is as long as it may be")
+    whole, narrow = pgreaper("policies").out.splitlines(), pgreaper("policies", COLUMNS="80").out.splitlines()
+    assert whole[0].endswith("paused")
     assert len(whole[0]) > 80
-    assert "late p50" not in narrow[0]
-    assert "last success" in narrow[0]
+    assert "owner" not in narrow[0]
+    assert "paused" in narrow[0]
     assert max(map(len, narrow)) <= 80
-    assert pgreaper("status", COLUMNS="x").out.splitlines() == whole
+    assert pgreaper("policies", COLUMNS="x").out.splitlines() == whole
