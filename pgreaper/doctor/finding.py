@@ -51,7 +51,7 @@ class Limits:
     """A dead letter has had no reaction."""
     late: timedelta = timedelta(minutes=1)
     """The least lateness that is told, however short the objective is."""
-    clock: timedelta = timedelta(seconds=5)
+    clock: timedelta = timedelta(seconds=1)
     """Clocks of the worker's host and of the database differ."""
     scan: int = 8 * 2**20
     """Bytes of a table that a claim may read from end to end."""
