@@ -96,7 +96,8 @@ class View:
     """
     A policy as it is now.
 
-    ``per_minute``: transitions a minute, over the last ones.  ``waited`` is how long the hold has been due that has waited longest for somebody: a free one, one of a lease that
+    ``per_minute``: transitions a minute, over the last ones.
+    ``waited`` is how long the hold has been due that has waited longest for somebody: a free one, one of a lease that
     lapsed, or one whose retry is overdue (then since the retry's time); ``waited_for`` says which: free, lapsed, retry.
     """
 
@@ -375,8 +376,11 @@ def _reason(view: View, at: datetime, workers: list[Session]) -> tuple[str, str]
     if s.last_success and view.last_worker:
         last += f", by {visible(view.last_worker, 60)}"
     if view.per_minute >= 1 and _since(s.last_success, at) < _LATELY:
-        left = "" if s.due_capped or not s.due else f", {duration(60 * s.due / view.per_minute)} to go"
-        return f"it is worked on: {view.per_minute:,.0f} a minute{left}", command("work", s.policy)
+        worked = f"it is worked on: {view.per_minute:,.0f} a minute"
+        if s.due_capped or s.due is None or s.due > view.per_minute:
+            left = "" if s.due_capped or not s.due else f", {duration(60 * s.due / view.per_minute)} to go"
+            return worked + left, command("work", s.policy)
+        return f"{worked}; what stays all the same is locked by another transaction", command("doctor", s.policy)
     if running:
         oldest = min(running, key=lambda lease: lease.claimed_at)
         who = visible(oldest.worker or "somebody", 60)

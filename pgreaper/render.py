@@ -175,17 +175,17 @@ class Glyphs:
     plain: bool
 
 
-_BLOCKS = Glyphs("·▁▂▃▄▅▆▇█", "█", "…", "→", plain=False)
+BLOCKS = Glyphs("·▁▂▃▄▅▆▇█", "█", "…", "→", plain=False)
 _ASCII = Glyphs("._:-=+*#@", "#", "..", "->", plain=True)
 
 
 def glyphs() -> Glyphs:
     """Blocks where stdout can show them, else ASCII."""
     try:
-        "".join([_BLOCKS.levels, _BLOCKS.arrow]).encode(sys.stdout.encoding or "ascii")
+        "".join([BLOCKS.levels, BLOCKS.arrow]).encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         return _ASCII
-    return _BLOCKS if _has_unicode() else _ASCII
+    return BLOCKS if _has_unicode() else _ASCII
 
 
 def _has_unicode() -> bool:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +20,7 @@ from pgreaper.overview import SKEW_TOLERATED, Notice, Overview, View, look, name
 from pgreaper.overview import skew as skew_in_words
 from pgreaper.records import PolicyStatus
 from pgreaper.render import (
+    BLOCKS,
     Glyphs,
     Line,
     bar,
@@ -65,22 +67,38 @@ _WIDEST = 200
 @click.option("--watch", is_flag=True, help="Look again and again until Ctrl-C.")
 @click.option("--interval", type=SECONDS, default=2, show_default=True, metavar="SECONDS",
               help="How often --watch looks.")  # fmt: skip
+@click.option("--svg", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
+              help="Also draw the screen into FILE.")  # fmt: skip
 @common_options
-def status(policy: str | None, *, watch: bool, interval: float, database_url: str | None, as_json: bool) -> None:
+def status(
+    policy: str | None, *, watch: bool, interval: float, svg: Path | None, database_url: str | None, as_json: bool
+) -> None:
     """
     How the policies are doing, the worst first, or everything about one POLICY.
 
     A policy is late when a hold has waited for longer than its objective; what is wrong is said below the table:
-    since when, why, whose it is, and the command that comes next. Counts stop at a bound ("10,000+"), so this may
-    be polled. In a pipe it is plain text, 80 columns wide or as wide as COLUMNS says.
+    since when, why, whose it is, and the command that comes next.
+
+    \b
+    waits/goal  how long the oldest hold has waited, and the objective
+    by age      due holds: under 1 min, to 5 min, to 1 h, to 1 d, older
+    per min     transitions in each of the last minutes
+    p50/p99     how late holds expired in the last 5 minutes
+
+    Counts stop at a bound ("10,000+"), so this may be polled. In a pipe it is plain text, 80 columns wide or as wide
+    as COLUMNS says.
 
     With --watch --json, one document a line. The fields: docs/status.md.
-    """
+    """  # noqa: D301  click reads the \\b
     if watch:
+        if svg is not None:
+            raise click.UsageError("--svg draws one screen: leave --watch out")
         _watch(policy, interval, database_url, as_json=as_json)
         return
     with database(database_url, name=_NAME) as reaper:
         found = _read(reaper, policy)
+    if svg is not None:
+        _paint(found, policy, svg)
     if as_json:
         emit("status", **contents(found))
     else:
@@ -169,7 +187,10 @@ def _all(found: Overview, width: int, signs: Glyphs, height: int | None) -> list
     if told:
         screen.append([])
         for part in told[:shown]:
-            screen += part
+            # A gap where there is room for it.
+            screen += [*part, []] if height is None else part
+        if height is None and shown == len(told):
+            screen.pop()
         if shown < len(told):
             rest = len(told) - shown
             screen.append(
@@ -223,7 +244,7 @@ def _table(found: Overview, width: int, signs: Glyphs) -> list[Line]:
         # title, to the right, from which width on, cells
         ("state", False, 0, [(view.state, _STYLES[view.state]) for view in found.policies]),
         ("due", True, 0, [_short_count(view) for view in found.policies]),
-        ("oldest/of", True, 0, [_oldest(view) for view in found.policies]),
+        ("waits/goal", True, 0, [_oldest(view) for view in found.policies]),
         ("by age", False, 72, [_ages(view, signs) for view in found.policies]),
         ("per min" if minutes < 15 else "last 15 min", False, 80,
          [(sparkline([m.expired for m in view.activity[-minutes:]], signs), "cyan") for view in found.policies]),
@@ -270,7 +291,7 @@ def brief(value: timedelta | None) -> str:
         return f"{seconds:.0f}s"
     for size, unit, most in ((60, "m", 99), (3600, "h", 48), (86400, "d", 999)):
         # Rounded down: "2h" has been two hours.
-        if seconds // size <= most:
+        if seconds // size <= most and (size == 86400 or seconds % (size * (60 if size == 60 else 24))):
             return f"{seconds // size:.0f}{unit}"
     return f"{seconds // (365 * 86400):,.0f}y"
 
@@ -334,13 +355,13 @@ def _notice(notice: Notice, name: str, owner: str, width: int, signs: Glyphs) ->
             (name, "bold"),
             (f" {notice.state}{since}", _STYLES[notice.state]),
             (f": {notice.what}", ""),
-            (f" (owner: {clip(owner, 40, signs)})", "dim"),
+            (f" (owner: {clip(owner, 40, signs)})", ""),
         ],
         width,
         signs,
         indent="    ",
     )
-    told += [[("    ", ""), *line] for line in wrapped([(notice.why, "dim")], width - 4, signs)] if notice.why else []
+    told += [[("    ", ""), *line] for line in wrapped([(notice.why, "")], width - 4, signs)] if notice.why else []
     if notice.next:
         # Never broken or escaped: it is there to be copied.
         told.append([("    ", ""), (f"{signs.arrow} ", "dim"), (notice.next, _COMMAND)])
@@ -526,6 +547,23 @@ def _listed(view: View, at: datetime, width: int, signs: Glyphs) -> list[Line]:
     return [[], *shown] if shown else []
 
 
+_PICTURE_WIDTH = 100
+
+
+def _paint(found: Overview, policy: str | None, path: Path) -> None:
+    """Draw the screen as an SVG."""
+    import io
+
+    from rich.console import Console
+
+    paper: Console = Console(
+        record=True, file=io.StringIO(), width=_PICTURE_WIDTH, force_terminal=True, color_system="truecolor",
+        highlight=False, legacy_windows=False,
+    )  # fmt: skip
+    paper.print(rich_lines(lines(found, policy, _PICTURE_WIDTH, BLOCKS)), soft_wrap=True)
+    path.write_text(paper.export_svg(title="pgreaper status", unique_id="pgreaper-status"), encoding="utf-8")
+
+
 # -- watching
 
 
@@ -622,8 +660,8 @@ def _draw(picture: _Look, policy: str | None, url: str | None, wait: Any, interv
     finally:
         if screen.is_alt_screen:
             # A signal came while rich was still beginning.
-            screen.set_alt_screen(False)
-            screen.show_cursor(True)
+            screen.set_alt_screen(enable=False)
+            screen.show_cursor(show=True)
         # The picture went with the screen; what was seen last stays.
         if picture.found is not None:
             show_lines(lines(picture.found, policy, screen_width(), glyphs()))

@@ -109,10 +109,25 @@ def test_late_is_beyond_the_objective_and_not_before(look, holds, set_clock):
 
 def test_late_and_worked_on(look, db, holds):
     """Who is catching up is told so, with how long it takes."""
-    holds.due(60, overdue="2 hours")
-    holds.register()
-    db.execute("call pgreaper.reaper_sweep('holds', max_rows => 30)")
+    holds.due(600, overdue="2 hours")
+    holds.register(batch=10)
+    db.execute("call pgreaper.reaper_sweep('holds', max_rows => 20)")
     assert re.search(r"it is worked on: \d+ a minute, .+ to go\n    → pgreaper work holds", told(look))
+
+
+def test_late_because_it_is_locked(look, db, holds, connect):
+    """The others are expired: another worker would not help."""
+    holds.due(30)
+    holds.register()
+    application = connect(autocommit=False)
+    application.execute("select from holds where id = 1 for update")
+    db.execute("call pgreaper.reaper_sweep('holds')")
+    assert re.search(
+        r"it is worked on: \d+ a minute; what stays all the same is locked by another transaction\n"
+        r"    → pgreaper doctor holds",
+        told(look),
+    )
+    application.rollback()
 
 
 def test_late_though_workers_are_connected(look, holds, connect):
@@ -373,7 +388,7 @@ def test_the_table_has_all_of_it_at_80(pgreaper, holds):
     holds.due(3)
     holds.register()
     header = pgreaper("status").out.splitlines()[3]
-    assert header.split() == ["policy", "state", "due", "oldest/of", "by", "age", "per", "min", "p50/p99", "dead"]
+    assert header.split() == ["policy", "state", "due", "waits/goal", "by", "age", "per", "min", "p50/p99", "dead"]
     wide = pgreaper("status", COLUMNS="200").out.splitlines()[3]
     assert {"leased", "retry", "last", "owner", "expired", "target"} <= set(wide.split())
     assert max(map(len, pgreaper("status", COLUMNS="junk").out.splitlines())) <= 80
@@ -580,6 +595,19 @@ def test_colours(terminal, db, holds):
     _, plain = terminal("status", NO_COLOR="1").end()
     assert "late" in plain
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]", plain)
+
+
+def test_a_picture_of_it(look, holds, tmp_path):
+    """--svg draws what is shown, in colour; with --watch it makes no sense."""
+    holds.due(1)
+    holds.register("<&>")
+    picture = tmp_path / "status.svg"
+    assert "late since" in told(look, "--svg", str(picture))
+    drawn = picture.read_text()
+    assert drawn.startswith("<svg")
+    assert "&lt;&amp;&gt;" in drawn
+    assert "█" in drawn
+    assert look("status", "--svg", str(picture), "--watch").code == 2
 
 
 # -- for machines
