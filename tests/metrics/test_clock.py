@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+from datetime import timedelta
 
 import pytest
 
-from pgreaper.api import Reaper
 from tests.cli.conftest import PGREAPER, environment
 from tests.metrics.conftest import one
 
@@ -69,10 +69,8 @@ def test_two_seconds_are_told_by_the_doctor(db, holds, in_process):
         assert ("the clock of worker w7" in said) == told
 
 
-def test_a_claim_hands_the_skew_on(db, holds, reaper: Reaper):
+def test_a_claim_hands_the_skew_on(db, holds, reaper):
     """Both ways of claiming write it to the books."""
-    from datetime import timedelta
-
     holds.due(2)
     holds.register()
     reaper.claim("holds", batch=1, skew=timedelta(seconds=-1.5))

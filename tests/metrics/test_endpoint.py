@@ -235,5 +235,7 @@ def test_a_plain_run_does_not_pay_for_it(dsn, holds):
     """`pgreaper work` loads neither this module nor prometheus_client nor an HTTP server."""
     holds.register()
     code = "import sys; from pgreaper.cli import main; main(['work']); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], env=environment(dsn), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(dsn), capture_output=True, text=True, check=True
+    )
     assert {m for m in done.stdout.split() if m.startswith(("prometheus_client", "pgreaper.metrics", "http."))} == set()

@@ -129,7 +129,8 @@ def test_a_slow_policy_does_not_hide_the_others(db, holds, source, in_process, m
         create function slow(bigint) returns boolean language plpgsql as $$
           begin perform pg_sleep(5); return true; end $$;
         create table slow_holds (like holds including all);
-        insert into slow_holds (status, expires_at) select 'held', now() - interval '1 minute' from generate_series(1, 3);
+        insert into slow_holds (status, expires_at)
+          select 'held', now() - interval '1 minute' from generate_series(1, 3);
         create view slow_view as select * from slow_holds where slow(id);
     """)
     holds.register("slow", target="slow_view", key_columns=["id"])
