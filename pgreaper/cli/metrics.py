@@ -7,7 +7,7 @@ import click
 
 from pgreaper.cli.common import common_options, document, emit
 from pgreaper.connection import resolve
-from pgreaper.errors import InvalidInput
+from pgreaper.errors import ReaperError
 from pgreaper.text import one_line
 
 
@@ -28,7 +28,7 @@ def metrics(*, textfile: Path | None, database_url: str | None, as_json: bool) -
     pgreaper.metrics has, and nothing in that case but the error.
 
     Exit codes: 0 done; 1 the file cannot be written, or pgreaper is not installed; 2 usage;
-    75 the database cannot be reached.
+    75 the database cannot be reached, or does not answer.
     """
     from pgreaper.metrics import Source, page, write
 
@@ -55,8 +55,8 @@ def metrics(*, textfile: Path | None, database_url: str | None, as_json: bool) -
     return 0
 
 
-def _unwritable(path: Path, error: OSError) -> InvalidInput:
-    return InvalidInput(
+def _unwritable(path: Path, error: OSError) -> ReaperError:
+    return ReaperError(
         f"{one_line(str(path))} cannot be written: {(error.strerror or 'no space').lower()}",
         hint="Its folder must be there, and writable for this user.",
     )

@@ -217,11 +217,11 @@ def test_the_textfile_tells_of_an_outage(in_process, tmp_path):
 
 
 def test_a_textfile_that_cannot_be_written(holds, in_process, tmp_path):
-    """2, the path and why; and nothing left behind."""
+    """1, the path and why; and nothing left behind."""
     (tmp_path / "folder").mkdir()
     for file, why in ((tmp_path / "nowhere/x.prom", "no such file"), (tmp_path / "folder", "is a directory")):
         result = in_process("metrics", "--textfile", str(file))
-        assert result.code == 2
+        assert result.code == 1
         assert why in result.err
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
