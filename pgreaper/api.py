@@ -52,6 +52,7 @@ from pgreaper.statement import qualified
 
 if TYPE_CHECKING:
     from pgreaper.records import (
+        Answer,
         Change,
         DeadLetter,
         Decision,
@@ -210,6 +211,10 @@ class Reaper:
         max_claims: int | None = None,
         objective: Interval = "1 minute",
         dry_run: bool = False,
+        consumed: str | None = None,
+        consumed_stamp_column: str | None = None,
+        restored: str | None = None,
+        restore_within: Interval | None = None,
     ) -> "list[Change]":
         """
         Register a policy, or bring it to these settings; returns what changed, nothing when nothing did.
@@ -231,7 +236,8 @@ class Reaper:
                 " max_attempts => %s::integer, permanent_attempts => %s::integer,"
                 " backoff_base => %s::interval, backoff_cap => %s::interval,"
                 " rate_limit => %s::double precision, max_claims => %s::integer,"
-                " objective => %s::interval, dry_run => %s::boolean)",
+                " objective => %s::interval, dry_run => %s::boolean, consumed => %s::text,"
+                " consumed_stamp_column => %s::text, restored => %s::text, restore_within => %s::interval)",
                 policy, target, deadline_column,
                 status_column, _texts(held), expired, owner,
                 _texts(key_columns), stamp_column, None if set is None else json.dumps(dict(set)),
@@ -240,7 +246,8 @@ class Reaper:
                 max_attempts, permanent_attempts,
                 backoff_base, backoff_cap,
                 rate_limit, max_claims,
-                objective, dry_run,
+                objective, dry_run, consumed,
+                consumed_stamp_column, restored, restore_within,
             )
         ]  # fmt: skip
 
@@ -266,7 +273,7 @@ class Reaper:
                 "select name, target_schema, target_table, key_columns, deadline_column, status_column, held, expired,"
                 " stamp_column, set_values, zone, stamp_zone, grace, payload_columns, lease, batch, max_attempts,"
                 " permanent_attempts, backoff_base, backoff_cap, rate_limit, max_claims, owner, objective, paused_at,"
-                " pause_reason, registered_at"
+                " pause_reason, registered_at, consumed, consumed_stamp_column, restored, restore_within"
                 " from pgreaper.policies where unregistered_at is null order by name"
             )
         ]
@@ -280,7 +287,9 @@ class Reaper:
 
     def grant(self, role: str, kind: str, *, dry_run: bool = False) -> "list[Granted]":
         """
-        Give an existing role what a ``worker``, ``operator``, ``reader`` or ``registrar`` needs, and no more.
+        Give an existing role what a ``worker``, ``operator``, ``reader``, ``registrar`` or ``application`` needs.
+
+        And no more than that.
 
         Returns the statements that were missing, with ``done`` False for those that the current role may not say.
         Raises AccessDenied when it does not own pgreaper, InvalidInput when there is no such kind or role.
@@ -530,6 +539,48 @@ class Reaper:
         )  # fmt: skip
         self.require_version(rows[0][0])
         return [Look(*look) for _, *look in rows if look[0] is not None]
+
+    # -- the application's side of the race
+
+    def consume(self, policy: str, key: str) -> "Answer":
+        """
+        Take a hold for good, if it is still alive: ``consumed``, ``already-done`` or ``not-eligible``.
+
+        Part of the caller's transaction, at any isolation level; waits for whoever has the row.
+        """
+        from pgreaper.records import Answer
+
+        return Answer(*self._query(_ANSWER + "reaper_consume(%s::text, %s::text)", policy, key)[0])
+
+    def extend(self, policy: str, key: str, until: datetime) -> "Answer":
+        """
+        Keep a hold until then, if it is still alive: ``extended``, ``already-done`` or ``not-eligible``.
+
+        Never for shorter.  Raises InvalidInput when ``until`` has no time zone or is not later than the database's now.
+        """
+        from pgreaper.records import Answer
+
+        return Answer(
+            *self._query(
+                _ANSWER + "reaper_extend(%s::text, %s::text, %s::text::timestamptz)", policy, key, _instant(until)
+            )[0]
+        )
+
+    def restore(self, policy: str, key: str, until: datetime, *, reason: str) -> "Answer":
+        """
+        Hold an expired hold again: ``restored``, ``already-done`` or ``not-eligible``.
+
+        Inside the policy's ``restore_within``.  With ``constraint_name`` a unique or exclusion constraint says that
+        somebody else has by now what it held.  Who and why go to events.
+        """
+        from pgreaper.records import Answer
+
+        return Answer(
+            *self._query(
+                _ANSWER + "reaper_restore(%s::text, %s::text, %s::text::timestamptz, %s::text)",
+                policy, key, _instant(until), reason,
+            )[0]
+        )  # fmt: skip
 
     # -- dead letters
 
@@ -802,7 +853,17 @@ _CLAIM = (
     " from pgreaper.reaper_claim(policy => %s::text, batch => %s::integer, worker => %s::text,"
     " rescan => %s::boolean, session => %s::boolean, skew => %s::interval)"
 )
+_ANSWER = "select key, outcome, state, deadline, constraint_name from pgreaper."
 _EXPIRE = " from pgreaper.reaper_expire(token => %s::uuid, keys => %s::text[])"
+
+
+def _instant(moment: datetime) -> str:
+    """As Postgres reads it under any setting; ``datetime.max``, as which infinity arrives, is infinity again."""
+    if moment.tzinfo is None:
+        raise InvalidInput(
+            f"until {moment} has no time zone", hint="Give it one, such as datetime.now(UTC) + timedelta(minutes=15)."
+        )
+    return "infinity" if moment >= _LAST else moment.isoformat()
 
 
 def _texts(values: Sequence[str] | None) -> list[str] | None:

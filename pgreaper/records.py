@@ -60,6 +60,27 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """
+    What the application is told of one hold; ``outcome`` is ``consumed``, ``extended``, ``restored``, or why not.
+
+    ``state`` and ``deadline`` are those found or written; a state of None: there is no such hold.
+    ``constraint_name``: what refused a restoration, because somebody else has by now what it held.
+    """
+
+    key: str
+    outcome: str
+    state: str | None
+    deadline: datetime | None
+    constraint_name: str | None
+
+    @property
+    def done(self) -> bool:
+        """Whether the hold is as the application wants it, by this call or by an earlier one."""
+        return self.outcome != "not-eligible"
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """Why so many holds of one claim failed: class, SQLSTATE and constraint; a message is never kept."""
 
@@ -237,3 +258,7 @@ class Policy:
     paused_at: datetime | None
     pause_reason: str | None
     registered_at: datetime
+    consumed: str | None = None
+    consumed_stamp_column: str | None = None
+    restored: str | None = None
+    restore_within: timedelta | None = None

@@ -116,7 +116,8 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _held(cursor: "psycopg.Cursor[Any]", policy: Policy) -> sql.Composable:
     if policy.status_column is None or policy.held is None:
-        return sql.SQL("h.{} is null").format(sql.Identifier(policy.stamp_column or ""))
+        columns = [policy.stamp_column or "", *filter(None, [policy.consumed_stamp_column])]
+        return sql.SQL(" and ").join(sql.SQL("h.{} is null").format(sql.Identifier(column)) for column in columns)
     cursor.execute(
         qualified(
             "select pgreaper._equals(a.atttypid) from pg_catalog.pg_attribute as a"
@@ -176,7 +177,8 @@ def _base_table(cursor: "psycopg.Cursor[Any]", view: str, policy: Policy) -> str
 
 def _create(relation: str, policy: Policy, *, concurrently: bool = True) -> str:
     if policy.status_column is None or policy.held is None:
-        held = f"{quoted(policy.stamp_column or '')} is null"
+        columns = [policy.stamp_column or "", *filter(None, [policy.consumed_stamp_column])]
+        held = " and ".join(f"{quoted(column)} is null" for column in columns)
     elif len(policy.held) == 1:
         held = f"{quoted(policy.status_column)} = {_literal(policy.held[0])}"
     else:

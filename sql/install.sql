@@ -26,6 +26,7 @@ set local search_path = pg_catalog, pg_temp;
 -- What functions return.
 \ir types/leased_hold.sql
 \ir types/hold_outcome.sql
+\ir types/hold_answer.sql
 \ir types/failure_decision.sql
 \ir types/policy_change.sql
 \ir types/policy_preview.sql
@@ -35,6 +36,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir types/_batch.sql
 \ir types/_step.sql
 \ir types/_target.sql
+\ir types/_hold.sql
 
 -- Time, and how late a hold was.
 \ir functions/_clock.sql
@@ -62,6 +64,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/_find_key.sql
 \ir functions/_check_target.sql
 \ir functions/_check_columns.sql
+\ir functions/_check_application.sql
 \ir functions/_unpublishable.sql
 \ir functions/_settings.sql
 \ir functions/_own_target.sql
@@ -91,6 +94,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/_take_back.sql
 
 -- The transition.
+\ir functions/_lock_strength.sql
 \ir functions/_row_lock.sql
 \ir functions/_write.sql
 \ir functions/_held_again.sql
@@ -105,6 +109,15 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/reaper_fail.sql
 \ir functions/reaper_renew.sql
 \ir functions/reaper_release.sql
+
+-- The application's side of the race.
+\ir functions/_application.sql
+\ir functions/_lock_hold.sql
+\ir functions/_see_hold.sql
+\ir functions/_change_hold.sql
+\ir functions/reaper_consume.sql
+\ir functions/reaper_extend.sql
+\ir functions/reaper_restore.sql
 
 -- Sweep.
 \ir functions/_taken.sql

@@ -8,7 +8,7 @@ from pgreaper.records import Granted
 from pgreaper.render import show_line
 from pgreaper.text import visible
 
-KINDS = ("worker", "operator", "reader", "registrar")
+KINDS = ("worker", "operator", "reader", "registrar", "application")
 
 
 @click.command()
@@ -26,6 +26,7 @@ def grant(ctx: click.Context, *, role: str, kind: str, dry_run: bool, database_u
       operator   and may replay, discard, pause, resume, prune, verify
       reader     sees the views and the history; of a table key, deadline, state
       registrar  registers and withdraws policies on tables that it owns
+      application  consumes, extends, restores: UPDATE of what these write
 
     Only what is missing is given: run it again after a table was registered. What you may not give away is
     printed for the owner of that table. A worker runs the triggers of the tables that it writes to, so it should
@@ -83,7 +84,7 @@ def revoke(*, role: str, database_url: str | None, as_json: bool) -> None:
 
 
 def _a(kind: str) -> str:
-    return f"an {kind}" if kind == "operator" else f"a {kind}"
+    return f"an {kind}" if kind in ("operator", "application") else f"a {kind}"
 
 
 def _print(statements: list[Granted]) -> None:

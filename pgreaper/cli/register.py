@@ -18,7 +18,7 @@ from pgreaper.targets import IndexAdvice, index_advice
 from pgreaper.text import duration, quoted, visible
 
 # Option, SQL parameter: they differ only where a shell wants it shorter.
-_INTERVALS = ("grace", "lease", "backoff_base", "backoff_cap", "objective")
+_INTERVALS = ("grace", "lease", "backoff_base", "backoff_cap", "objective", "restore_within")
 
 
 @click.command()
@@ -74,6 +74,11 @@ _INTERVALS = ("grace", "lease", "backoff_base", "backoff_cap", "objective")
 @click.option("--rate-limit", type=float, metavar="PER_SECOND", help="Most holds a second, all workers together.")
 @click.option("--max-claims", type=INTEGER, metavar="N", help="Most claims at a time, all workers together.")
 @click.option("--objective", metavar="INTERVAL", default="1 minute", show_default=True, help="The lateness promised.")
+@click.option("--consumed", metavar="VALUE", help="State that reaper_consume() gives a hold which is still alive.")
+@click.option("--consumed-stamp", metavar="COLUMN", help="Column that receives the time of consuming.")
+@click.option("--restore-within", metavar="INTERVAL",
+              help="How long after a hold became due it may be restored.  [default: not at all]")  # fmt: skip
+@click.option("--restored", metavar="VALUE", help="Which of several --held states a restored hold gets.")
 @click.option("--dry-run", is_flag=True, help="Check everything, store nothing.")
 @common_options
 def register(*, policy: str, table: str, database_url: str | None, as_json: bool, **options: Any) -> None:
@@ -146,13 +151,14 @@ def _parameters(options: dict[str, Any]) -> dict[str, Any]:
         "owner": options["owner"],
         "key_columns": list(options["key"]) or None,
         "stamp_column": options["stamp"],
+        "consumed_stamp_column": options["consumed_stamp"],
         "set": dict(map(_assignment, options["assignments"])) or None,
         "payload_columns": list(options["payload"]) or None,
         **{
             name: options[name]
             for name in (
                 "zone", "stamp_zone", "batch", "max_attempts", "permanent_attempts", "rate_limit", "max_claims",
-                "dry_run", *_INTERVALS,
+                "dry_run", "consumed", "restored", *_INTERVALS,
             )
         },
     }  # fmt: skip
@@ -173,6 +179,8 @@ def _assignment(text: str) -> tuple[str, str | None]:
 def _blame_interval(reaper: Reaper, options: dict[str, Any]) -> None:
     """Find the option whose value the database does not read as an interval; none: somebody else is to blame."""
     for name in _INTERVALS:
+        if options[name] is None:
+            continue
         try:
             with reaper.connection.transaction():
                 reaper.connection.execute(qualified("select %s::text::interval"), [options[name]])
@@ -193,11 +201,17 @@ def _as_options(hint: str | None) -> str | None:
         "set": "set",
         "status_column": "status",
         "stamp_column": "stamp",
+        "consumed_stamp_column": "consumed-stamp",
         "deadline_column": "deadline",
         "key_columns": "key",
     }
     hint = re.sub(r"\b(\w+) => '([^']*)'", lambda m: f"--{m[1].replace('_', '-')} {m[2]}", hint)
-    return re.sub(r"\b(status_column|stamp_column|deadline_column|key_columns)\b", lambda m: f"--{short[m[1]]}", hint)
+    hint = re.sub(r"\brestore_within\b", "--restore-within", hint)
+    return re.sub(
+        r"\b(status_column|consumed_stamp_column|stamp_column|deadline_column|key_columns)\b",
+        lambda m: f"--{short[m[1]]}",
+        hint,
+    )
 
 
 # -- the target
@@ -311,6 +325,8 @@ def _facts(policy: Policy) -> list[tuple[str, str] | None]:
     due += f", {duration(policy.grace)} of grace" if policy.grace else ""
     if policy.status_column is None:
         held, ends = f"{policy.stamp_column} is null", []
+        if policy.consumed_stamp_column:
+            held += f" and {policy.consumed_stamp_column} is null"
     else:
         states = policy.held or []
         held = f"{policy.status_column} {'=' if len(states) == 1 else 'in'} {', '.join(states)}"
@@ -323,10 +339,23 @@ def _facts(policy: Policy) -> list[tuple[str, str] | None]:
         ("deadline", due),
         ("held", held),
         ("expiring sets", ", ".join(ends)),
+        ("consuming sets", ", ".join(_consuming(policy))),
+        ("restoring", _restoring(policy)),
         ("payload", ", ".join(policy.payload_columns)),
         ("owner", policy.owner),
     ]
     return [(name, visible(value, 100)) for name, value in facts if value]
+
+
+def _consuming(policy: Policy) -> list[str]:
+    sets = [f"{policy.status_column} = {policy.consumed}"] if policy.consumed else []
+    return sets + ([f"{policy.consumed_stamp_column} = the time"] if policy.consumed_stamp_column else [])
+
+
+def _restoring(policy: Policy) -> str:
+    if policy.restore_within is None:
+        return ""
+    return f"within {duration(policy.restore_within)}" + (f", as {policy.restored}" if policy.restored else "")
 
 
 def _show_advice(advice: IndexAdvice) -> None:

@@ -20,8 +20,9 @@ from pgreaper.text import count, duration, plural, visible
 _CUTOFF: Final = re.compile(r"'(?:[^']|'')*'|\$1\b")
 _POLICIES: Final = """
 select p.name, p.policy_id, p.target_schema, p.target_table, p.key_columns, p.deadline_column, p.status_column, p.held,
-       p.expired, p.stamp_column, p.payload_columns, p.zone, p.stamp_zone, p.owner, p.batch, p.max_attempts,
-       p.permanent_attempts, p.rate_limit, p.max_claims, p.paused_at is not null as paused, p.pause_reason,
+       p.expired, p.stamp_column, p.consumed, p.consumed_stamp_column, p.restored,
+       p.restore_within::text as restore_within, p.payload_columns, p.zone, p.stamp_zone, p.owner, p.batch,
+       p.max_attempts, p.permanent_attempts, p.rate_limit, p.max_claims, p.paused_at is not null as paused, p.pause_reason,
        p.grace::text as grace, p.lease::text as lease, p.backoff_base::text as backoff_base,
        p.backoff_cap::text as backoff_cap, p.objective::text as objective,
        extract(epoch from p.lease)::float8 as lease_seconds,
@@ -74,7 +75,8 @@ class Target:
     def read(self) -> list[str]:
         """Every column that a claim or the transition reads."""
         p = self.policy
-        return list(dict.fromkeys([*p.key_columns, p.deadline_column, *self.written, *p.payload_columns]))
+        stamps = [p.consumed_stamp_column] if p.consumed_stamp_column else []
+        return list(dict.fromkeys([*p.key_columns, p.deadline_column, *self.written, *stamps, *p.payload_columns]))
 
     def finding(self, code: str, level: str, fact: str, subject: str | None = None, **remedy: Any) -> Finding:
         """A finding about this policy; the subject is the target unless told otherwise."""
@@ -86,7 +88,8 @@ class Target:
         arguments: dict[str, Any] = {
             "deadline": p.deadline_column, "status": p.status_column, "held": p.held or (), "expired": p.expired,
             "owner": p.owner, "key": p.key_columns, "stamp": p.stamp_column, "assignments": p.assignments,
-            "payload": p.payload_columns, "zone": p.zone, "stamp_zone": p.stamp_zone,
+            "payload": p.payload_columns, "zone": p.zone, "stamp_zone": p.stamp_zone, "consumed": p.consumed,
+            "consumed_stamp": p.consumed_stamp_column, "restore_within": p.restore_within, "restored": p.restored,
         }  # fmt: skip
         for setting in ("grace", "lease", "backoff_base", "backoff_cap", "objective", "batch", "max_attempts",
                         "permanent_attempts", "rate_limit", "max_claims"):  # fmt: skip
@@ -416,7 +419,7 @@ def _partial(target: Target) -> str | None:
         return None
     p = target.policy
     if p.status_column is None:
-        held = f"{name(p.stamp_column)} is null"
+        held = " and ".join(f"{name(column)} is null" for column in (p.stamp_column, p.consumed_stamp_column) if column)
     elif len(p.held) == 1:
         held = f"{name(p.status_column)} = {literal(p.held[0])}"
     else:
@@ -456,7 +459,7 @@ def _record(p: Row) -> Policy:
         payload_columns=p.payload_columns, lease=unused, batch=p.batch, max_attempts=p.max_attempts,
         permanent_attempts=p.permanent_attempts, backoff_base=unused, backoff_cap=unused, rate_limit=p.rate_limit,
         max_claims=p.max_claims, owner=p.owner, objective=unused, paused_at=None, pause_reason=p.pause_reason,
-        registered_at=unused,
+        registered_at=unused, consumed_stamp_column=p.consumed_stamp_column,
     )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ declare
   v_name constant text := class.oid::regclass::text;
   v_column record;
   v_zone_used boolean := false;
+  v_stamp_zone_used boolean := false;
+  v_stamp text;
 begin
   if policy.deadline_column is null then
     raise exception 'policy % needs a deadline column', quote_ident(policy.name) using errcode = 'RP003';
@@ -36,6 +38,8 @@ begin
         select policy.deadline_column as name, 'deadline' as role
         union all select policy.status_column, 'status' where policy.status_column is not null
         union all select policy.stamp_column, 'stamp' where policy.stamp_column is not null
+        union all select policy.consumed_stamp_column, 'consumed stamp' where policy.consumed_stamp_column is not null
+        union all select policy.deadline_column, 'restored deadline' where policy.restore_within is not null
         union all select s.key, 'set' from jsonb_object_keys(policy.set_values) as s (key)
         union all select k.name, 'key' from unnest(policy.key_columns) as k (name)
         union all select p.name, 'payload' from unnest(policy.payload_columns) as p (name)
@@ -60,26 +64,27 @@ begin
       v_zone_used := v_zone_used or v_column.base <> 'timestamptz'::regtype;
     end if;
 
-    if v_column.role = 'stamp' then
+    if v_column.role in ('stamp', 'consumed stamp') then
       if v_column.base not in ('timestamptz'::regtype, 'timestamp'::regtype, 'date'::regtype) then
-        raise exception 'stamp column %.% has type %', v_name, quote_ident(v_column.name), v_column.type
+        raise exception '% column %.% has type %', v_column.role, v_name, quote_ident(v_column.name), v_column.type
           using errcode = 'RP003', hint = 'A stamp is a timestamp with or without time zone, or a date.';
       elsif v_column.base <> 'timestamptz'::regtype then
         v_zone_used := v_zone_used or policy.stamp_zone is null;
+        v_stamp_zone_used := true;
         if policy.zone is null and policy.stamp_zone is null then
-          raise exception 'stamp column %.% has type %, which says no time zone', v_name, quote_ident(v_column.name), v_column.type
+          raise exception '% column %.% has type %, which says no time zone', v_column.role, v_name, quote_ident(v_column.name), v_column.type
             using errcode = 'RP003', hint = 'Declare the zone that it is written in, such as stamp_zone => ''UTC''.';
         end if;
-      elsif policy.stamp_zone is not null then
-        raise exception 'stamp column %.% has type %, which needs no zone', v_name, quote_ident(v_column.name), v_column.type
-          using errcode = 'RP003', hint = 'Leave out stamp_zone.';
-      elsif policy.status_column is null and v_column.attnotnull then
-        raise exception 'stamp column %.% is NOT NULL, so no row is held', v_name, quote_ident(v_column.name)
+      else
+        v_stamp := format('%s column %s.%I has type %s', v_column.role, v_name, v_column.name, v_column.type);
+      end if;
+      if policy.status_column is null and v_column.attnotnull then
+        raise exception '% column %.% is NOT NULL, so no row is held', v_column.role, v_name, quote_ident(v_column.name)
           using errcode = 'RP003', hint = 'Without a status column, held means that the stamp is NULL.';
       end if;
     end if;
 
-    if v_column.role in ('status', 'stamp', 'set') then
+    if v_column.role in ('status', 'stamp', 'consumed stamp', 'restored deadline', 'set') then
       if v_column.attgenerated <> '' then
         raise exception '% column %.% is generated and cannot be written', v_column.role, v_name, quote_ident(v_column.name)
           using errcode = 'RP003', hint = 'Name the column that it is generated from.';
@@ -95,7 +100,13 @@ begin
     end if;
 
     if v_column.role = 'set' then
-      if v_column.name in (policy.status_column, policy.stamp_column) then
+      if policy.restore_within is not null and v_column.name = policy.deadline_column then
+        raise exception 'set clears the deadline, without which nobody knows how long a hold may be restored'
+          using errcode = 'RP003', hint = 'Leave it out of set, or leave out restore_within.';
+      elsif v_column.name = policy.consumed_stamp_column then
+        raise exception 'set names the column %, which says when a hold was consumed', quote_ident(v_column.name)
+          using errcode = 'RP003', hint = 'Leave it out of set.';
+      elsif v_column.name in (policy.status_column, policy.stamp_column) then
         raise exception 'set names the column %, which the transition writes already', quote_ident(v_column.name)
           using errcode = 'RP003', hint = 'Leave it out of set.';
       elsif policy.set_values ->> v_column.name is not null then
@@ -109,7 +120,13 @@ begin
   if policy.zone is not null and not v_zone_used then
     raise exception 'zone % is of no use: the columns of % say their own', quote_literal(policy.zone), v_name
       using errcode = 'RP003', hint = 'Leave out zone.';
-  elsif policy.stamp_zone is not null and policy.stamp_column is null then
+  elsif policy.consumed_stamp_column in (policy.stamp_column, policy.deadline_column, policy.status_column) then
+    raise exception 'column % cannot be the stamp of consumed holds as well', quote_ident(policy.consumed_stamp_column)
+      using errcode = 'RP003', hint = 'Name a column of its own, or leave out consumed_stamp_column.';
+  elsif policy.stamp_zone is not null and not v_stamp_zone_used and v_stamp is not null then
+    raise exception '%, which needs no zone', v_stamp
+      using errcode = 'RP003', hint = 'Leave out stamp_zone.';
+  elsif policy.stamp_zone is not null and not v_stamp_zone_used then
     raise exception 'stamp_zone % is of no use: policy % has no stamp column', quote_literal(policy.stamp_zone), quote_ident(policy.name)
       using errcode = 'RP003', hint = 'Leave out stamp_zone.';
   end if;

@@ -2,17 +2,18 @@
 --
 -- Under repeatable read a locked row is judged by an old snapshot, and SKIP
 -- LOCKED raises 40001 instead of skipping.  A read-only node cannot work at all.
+-- The application's own side waits for its row instead and may ask for `any_level`.
 --
 -- Raises
 --   RP004  the transaction is not READ COMMITTED, or it is read-only.
-create function pgreaper._require_writable()
+create function pgreaper._require_writable(any_level boolean default false)
 returns void
 language plpgsql
 stable
 security invoker
 as $function$
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
+  if not _require_writable.any_level and current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'pgreaper works under READ COMMITTED, not %', upper(current_setting('transaction_isolation'))
       using errcode = 'RP004',
             hint = 'Begin the transaction with ISOLATION LEVEL READ COMMITTED, or change default_transaction_isolation of the role.';
@@ -27,4 +28,4 @@ begin
 end;
 $function$;
 
-comment on function pgreaper._require_writable() is 'RP004 unless the transaction is READ COMMITTED and may write.';
+comment on function pgreaper._require_writable(boolean) is 'RP004 unless the transaction is READ COMMITTED and may write.';

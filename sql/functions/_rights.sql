@@ -12,10 +12,10 @@ set search_path = pg_catalog, pg_temp
 as $function$
   select k.kind, r.object, r.name, r.privilege, r.columns::text[]
     from (values
-      ('schema', 'pgreaper', 'usage', null, '{reader,worker,operator,registrar}'),
+      ('schema', 'pgreaper', 'usage', null, '{reader,worker,operator,registrar,application}'),
 
-      ('routine', '_*', 'execute', null, '{reader,worker,operator,registrar}'),
-      ('routine', 'reaper_version', 'execute', null, '{reader,worker,operator,registrar}'),
+      ('routine', '_*', 'execute', null, '{reader,worker,operator,registrar,application}'),
+      ('routine', 'reaper_version', 'execute', null, '{reader,worker,operator,registrar,application}'),
       ('routine', 'reaper_history', 'execute', null, '{reader,worker,operator,registrar}'),
       ('routine', 'reaper_preview', 'execute', null, '{worker,operator,registrar}'),
       ('routine', 'reaper_claim', 'execute', null, '{worker,operator}'),
@@ -35,9 +35,12 @@ as $function$
       ('routine', 'reaper_unregister', 'execute', null, '{registrar}'),
       ('routine', 'reaper_grant', 'execute', null, '{registrar}'),
       ('routine', 'reaper_revoke', 'execute', null, '{}'),
+      ('routine', 'reaper_consume', 'execute', null, '{application}'),
+      ('routine', 'reaper_extend', 'execute', null, '{application}'),
+      ('routine', 'reaper_restore', 'execute', null, '{application}'),
 
       -- Functions behind the views run as the reader, so he reads the books as well.
-      ('table', 'policies', 'select', null, '{reader,worker,operator,registrar}'),
+      ('table', 'policies', 'select', null, '{reader,worker,operator,registrar,application}'),
       ('table', 'cursors', 'select', null, '{reader,worker,operator,registrar}'),
       ('table', 'claims', 'select', null, '{reader,worker,operator,registrar}'),
       ('table', 'transitions', 'select', null, '{reader,worker,operator,registrar}'),
@@ -64,6 +67,8 @@ as $function$
       ('table', 'failures', 'update', null, '{worker,operator}'),
       ('table', 'failures', 'delete', null, '{worker,operator}'),
       ('table', 'events', 'insert', null, '{worker,operator,registrar}'),
+      -- A restored hold; who, why and when.
+      ('table', 'events', 'insert', '{policy_id,key,deadline,kind,state,at,actor,reason}', '{application}'),
       ('table', 'totals', 'insert', null, '{worker,operator}'),
       ('table', 'totals', 'update', null, '{worker,operator}'),
 
@@ -76,7 +81,8 @@ as $function$
 
       -- Whose table it is, the trigger of `policies` asks.
       ('table', 'policies', 'insert', null, '{registrar}'),
-      ('table', 'policies', 'update', '{deadline_column,status_column,held,expired,stamp_column,set_values,zone,stamp_zone,grace,'
+      ('table', 'policies', 'update', '{deadline_column,status_column,held,expired,stamp_column,consumed,consumed_stamp_column,'
+        'restored,restore_within,set_values,zone,stamp_zone,grace,'
         'payload_columns,lease,batch,max_attempts,permanent_attempts,backoff_base,backoff_cap,rate_limit,max_claims,owner,'
         'objective,unregistered_at}', '{registrar}'),
       ('sequence', 'policies_policy_id_seq', 'usage', null, '{registrar}'),

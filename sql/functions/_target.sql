@@ -16,12 +16,17 @@
 -- so the exact instant is checked as well, inside a CASE because a far-future value
 -- has no instant and must not be asked for one.
 --
+-- For the application's side of the race (`application`) there are a few more fragments.  An
+-- application may be one to which row level security shows only holds of its own: what it does
+-- not see is none of its holds.
+--
 -- Raises
 --   42P01, 42703  the target or one of its columns is gone.
 --   42501  row level security would hide rows from the current role.
 create function pgreaper._target(
   policy pgreaper.policies,
-  search_path text default pg_catalog.current_setting('search_path')
+  search_path text default pg_catalog.current_setting('search_path'),
+  application boolean default false
 )
 returns pgreaper._target
 language plpgsql
@@ -34,7 +39,7 @@ declare
   c_due constant text := '%1$s operator(pg_catalog.<=) %2$s'
     ' and case when %1$s operator(pg_catalog.<=) %2$s then %3$s operator(pg_catalog.<=) $1 end';
   v_wanted text[] := policy.key_columns
-    || array_remove(array[policy.deadline_column, policy.status_column, policy.stamp_column], null)
+    || array_remove(array[policy.deadline_column, policy.status_column, policy.stamp_column, policy.consumed_stamp_column], null)
     || policy.payload_columns;
   v_key_size constant integer := cardinality(policy.key_columns);
   v_found text[];
@@ -42,6 +47,9 @@ declare
   v_relation constant oid := to_regclass(v_name);
   v_deadline_type oid;
   v_stamp_type oid;
+  v_consumed_type oid;
+  v_not_null boolean;
+  v_until text;
   v_encode text[];
   v_decode text[];
   v_equals text[];
@@ -70,11 +78,13 @@ begin
          -- A domain is judged by what it is made of.
          max(coalesce(nullif(t.typbasetype, 0), t.oid)) filter (where a.attname = policy.deadline_column),
          max(coalesce(nullif(t.typbasetype, 0), t.oid)) filter (where a.attname = policy.stamp_column),
+         max(coalesce(nullif(t.typbasetype, 0), t.oid)) filter (where a.attname = policy.consumed_stamp_column),
+         bool_or(a.attnotnull) filter (where a.attname = policy.stamp_column),
          array_agg(k.encode order by w.position) filter (where w.position <= v_key_size),
          array_agg(k.decode order by w.position) filter (where w.position <= v_key_size),
          bool_or(t.typnamespace <> 'pg_catalog'::regnamespace and t.typtype <> 'e'),
          array_agg(format('h.%I', a.attname) order by w.position) filter (where w.position <= v_key_size)
-    into v_kind, v_found, v_deadline_type, v_stamp_type, v_encode, v_decode, v_foreign, v_quoted
+    into v_kind, v_found, v_deadline_type, v_stamp_type, v_consumed_type, v_not_null, v_encode, v_decode, v_foreign, v_quoted
     from unnest(v_wanted) with ordinality as w (name, position)
     join pg_catalog.pg_attribute as a
       on a.attrelid = v_relation and a.attname = w.name and a.attnum > 0 and not a.attisdropped
@@ -92,7 +102,7 @@ begin
             hint = 'Bring it back, or register the policy again with the columns as they are now.';
   end if;
 
-  if row_security_active(v_relation) then
+  if not _target.application and row_security_active(v_relation) then
     raise insufficient_privilege
       using message = format('row level security of %s would hide holds from role %I', v_name, current_user),
             hint = 'Run as a role with BYPASSRLS, or as the owner of a table that is not under FORCE ROW LEVEL SECURITY.';
@@ -171,7 +181,12 @@ begin
   if policy.status_column is null then
     v_target.held := format('h.%I is null', policy.stamp_column);
     v_target.ended := format('h.%I is not null', policy.stamp_column);
-    v_target.state := format('case when h.%I is null then %L else %L end', policy.stamp_column, 'held', 'expired');
+    v_target.state := format('case when h.%I is not null then %L else %L end', policy.stamp_column, 'expired', 'held');
+    if policy.consumed_stamp_column is not null then
+      v_target.held := format('h.%I is null and h.%I is null', policy.stamp_column, policy.consumed_stamp_column);
+      v_target.state := format('case when h.%I is not null then %L when h.%I is not null then %L else %L end',
+        policy.stamp_column, 'expired', policy.consumed_stamp_column, 'consumed', 'held');
+    end if;
   else
     if cardinality(policy.held) = 1 then
       v_target.held := format('h.%I %s %L', policy.status_column, v_same, policy.held[1]);
@@ -193,8 +208,43 @@ begin
          from jsonb_each_text(policy.set_values) as s));
   end if;
 
+  if not _target.application then
+    return v_target;
+  end if;
+
+  -- Consumed.
+  if policy.consumed is not null then
+    v_target.consumed := format('h.%I %s %L', policy.status_column, v_same, policy.consumed);
+    v_target.consuming := format('%I = %L', policy.status_column, policy.consumed);
+  elsif policy.status_column is null and policy.consumed_stamp_column is not null then
+    v_target.consumed := format('h.%I is null and h.%I is not null', policy.stamp_column, policy.consumed_stamp_column);
+  end if;
+  if policy.consumed_stamp_column is not null then
+    v_target.consuming := concat_ws(', ', v_target.consuming, format('%I = %s', policy.consumed_stamp_column,
+      case when v_consumed_type = 'timestamptz'::regtype then '$4'
+           else format('($4 at time zone %L)', coalesce(policy.stamp_zone, policy.zone)) end));
+  end if;
+
+  -- Another deadline.  A day lasts until its end, so it is the one that ends no sooner.
+  v_until := case v_deadline_type
+    when 'timestamptz'::regtype then '$5'
+    when 'timestamp'::regtype then format('($5 at time zone %s)', v_zone)
+    else format('(($5 at time zone %s) operator(pg_catalog.-) interval ''1 microsecond'')::pg_catalog.date', v_zone)
+  end;
+  v_target.instant := case v_deadline_type
+    when 'timestamptz'::regtype then v_column
+    -- Far-future values have no instant.
+    else format('case when %1$s operator(pg_catalog.<) ''200000-01-01''::%2$s then %3$s when %1$s is not null then ''infinity'' end',
+           v_column, pgreaper._type_name(v_deadline_type), v_target.deadline)
+  end;
+  v_target.shorter := format('%s operator(pg_catalog.<) %s', v_column, v_until);
+  v_target.extending := format('%I = %s', policy.deadline_column, v_until);
+  v_target.restoring := concat_ws(', ', v_target.extending,
+    case when policy.status_column is not null then format('%I = %L', policy.status_column, policy.restored) end,
+    case when v_not_null is false then format('%I = null', policy.stamp_column) end);
+
   return v_target;
 end;
 $function$;
 
-comment on function pgreaper._target(pgreaper.policies, text) is 'A policy''s target as fragments of SQL, built from the catalog.';
+comment on function pgreaper._target(pgreaper.policies, text, boolean) is 'A policy''s target as fragments of SQL, built from the catalog.';

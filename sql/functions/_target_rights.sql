@@ -29,7 +29,13 @@ as $function$
        and d.refclassid = 'pg_catalog.pg_class'::regclass and d.refobjid <> v.oid
   ), written as (
     select array_remove(array[policy.status_column, policy.stamp_column], null)
-           || array(select s.key from jsonb_object_keys(policy.set_values) as s (key)) as columns
+           || array(select s.key from jsonb_object_keys(policy.set_values) as s (key)) as columns,
+           -- What the application's side writes: always the deadline, the rest where the policy offers it.
+           array_remove(array[
+             policy.deadline_column,
+             policy.consumed_stamp_column,
+             case when policy.consumed is not null or policy.restore_within is not null then policy.status_column end,
+             case when policy.restore_within is not null then policy.stamp_column end], null) as by_application
   )
   select c.oid, n.privilege, n.columns
     from target as t
@@ -45,11 +51,24 @@ as $function$
       -- What the views count and date; no other value of a row.
       select 'select', array(select a.attname::text from pg_catalog.pg_attribute as a
                               where a.attrelid = c.oid
-                                and (a.attname = any (policy.key_columns || policy.deadline_column || policy.status_column || policy.stamp_column)
+                                and (a.attname = any (policy.key_columns || policy.deadline_column || policy.status_column || policy.stamp_column
+                                                      || policy.consumed_stamp_column)
                                      or (a.attname = 'ctid' and c.relkind = 'r')
                                      or not t.first and a.attnum > 0)
                               order by a.attname)
        where _target_rights.kind = 'reader'
+      union all
+      select 'select', array(select a.attname::text from pg_catalog.pg_attribute as a
+                              where a.attrelid = c.oid
+                                and (a.attname = any (policy.key_columns || policy.deadline_column || policy.status_column
+                                                      || policy.stamp_column || policy.consumed_stamp_column)
+                                     or not t.first and a.attnum > 0)
+                              order by a.attname)
+       where _target_rights.kind = 'application'
+      union all
+      select 'update', array(select a.attname::text from pg_catalog.pg_attribute as a
+                              where a.attrelid = c.oid and a.attname = any (w.by_application) order by a.attname)
+       where _target_rights.kind = 'application'
     ) as n
    where n.columns is null or n.columns <> '{}';
 $function$;

@@ -5,6 +5,8 @@
 --   operator   what a worker may, and replays, discards, pauses, resumes, prunes and verifies
 --   reader     the views and the history; of a target only key, deadline and state
 --   registrar  registers and withdraws policies on tables that it owns
+--   application  consumes, extends and restores: of a target `select` on key, deadline and state, and
+--              `update` of the columns that these write
 --
 -- Only what is missing is given, so a second call gives what has come since: a target that was
 -- registered, columns that changed, functions of a new version.
@@ -40,7 +42,7 @@ begin
   if (reaper_grant.kind in (select r.kind from pgreaper._rights() as r)) is not true then
     raise invalid_parameter_value
       using message = format('there is no kind of role %s', left(quote_nullable(reaper_grant.kind), 100)),
-            hint = 'Kinds are worker, operator, reader and registrar.';
+            hint = 'Kinds are worker, operator, reader, registrar and application.';
   elsif not exists (select from pg_catalog.pg_roles as r where r.rolname = reaper_grant.role) then
     raise undefined_object
       using message = format('there is no role %s', left(quote_nullable(reaper_grant.role), 100)),
@@ -75,4 +77,4 @@ end;
 $function$;
 
 comment on function pgreaper.reaper_grant(text, text, boolean) is
-'Give a role what a worker, operator, reader or registrar needs; returns the statements that were missing.';
+'Give a role what a worker, operator, reader, registrar or application needs; returns the statements that were missing.';

@@ -38,6 +38,10 @@ create function pgreaper.reaper_register(
   max_claims integer default null,
   objective interval default '1 minute',
   dry_run boolean default false,
+  consumed text default null,
+  consumed_stamp_column text default null,
+  restored text default null,
+  restore_within interval default null,
   search_path text default pg_catalog.current_setting('search_path')
 )
 returns setof pgreaper.policy_change
@@ -93,6 +97,9 @@ begin
   elsif (reaper_register.objective > interval '0') is not true then
     raise invalid_parameter_value
       using message = format('objective must be positive, not %s', coalesce(reaper_register.objective::text, 'NULL'));
+  elsif not coalesce(reaper_register.restore_within, '1 day') between interval '1 millisecond' and interval '10 years' then
+    raise invalid_parameter_value
+      using message = format('restore_within must be positive and at most 10 years, not %s', reaper_register.restore_within);
   elsif reaper_register.dry_run is null then
     raise invalid_parameter_value using message = 'dry_run must be true or false, not NULL';
   end if;
@@ -103,6 +110,8 @@ begin
   v_new.deadline_column := reaper_register.deadline_column;
   v_new.status_column := reaper_register.status_column;
   v_new.stamp_column := reaper_register.stamp_column;
+  v_new.consumed_stamp_column := reaper_register.consumed_stamp_column;
+  v_new.restore_within := reaper_register.restore_within;
   v_new.set_values := coalesce(reaper_register.set, '{}');
   v_new.zone := pgreaper._zone(reaper_register.zone);
   v_new.stamp_zone := pgreaper._zone(reaper_register.stamp_zone);
@@ -147,6 +156,9 @@ begin
     elsif reaper_register.held is not null or reaper_register.expired is not null then
       raise exception 'held and expired are states of a status column, and policy % names none', quote_ident(reaper_register.policy)
         using errcode = 'RP003', hint = 'Name the status_column, or leave out both: held then means that the stamp is NULL.';
+    elsif reaper_register.consumed is not null or reaper_register.restored is not null then
+      raise exception 'consumed and restored are states of a status column, and policy % names none', quote_ident(reaper_register.policy)
+        using errcode = 'RP003', hint = 'Without a status, a consumed_stamp_column tells that a hold was consumed.';
     end if;
   else
     if coalesce(cardinality(reaper_register.held), 0) = 0 or reaper_register.expired is null
@@ -163,6 +175,8 @@ begin
       raise exception 'state % is both held and expired', quote_literal(v_new.expired)
         using errcode = 'RP003', hint = 'A hold that stays held would be expired for ever.';
     end if;
+    v_new := pgreaper._check_application(reaper_register.target, v_new, reaper_register.consumed, reaper_register.restored,
+      reaper_register.search_path);
   end if;
 
   -- Published tables need a replica identity, or every transition would be refused.
@@ -205,10 +219,12 @@ begin
       v_new.paused_at := v_old.paused_at;
       v_new.pause_reason := v_old.pause_reason;
       update pgreaper.policies as p
-         set (deadline_column, status_column, held, expired, stamp_column, set_values, zone, stamp_zone, grace,
+         set (deadline_column, status_column, held, expired, stamp_column, consumed, consumed_stamp_column, restored,
+              restore_within, set_values, zone, stamp_zone, grace,
               payload_columns, lease, batch, max_attempts, permanent_attempts, backoff_base, backoff_cap, rate_limit,
               max_claims, owner, objective, unregistered_at)
-           = (select v_new.deadline_column, v_new.status_column, v_new.held, v_new.expired, v_new.stamp_column,
+           = (select v_new.deadline_column, v_new.status_column, v_new.held, v_new.expired, v_new.stamp_column, v_new.consumed,
+                     v_new.consumed_stamp_column, v_new.restored, v_new.restore_within,
                      v_new.set_values, v_new.zone, v_new.stamp_zone, v_new.grace, v_new.payload_columns, v_new.lease,
                      v_new.batch, v_new.max_attempts, v_new.permanent_attempts, v_new.backoff_base, v_new.backoff_cap,
                      v_new.rate_limit, v_new.max_claims, v_new.owner, v_new.objective, null::timestamptz)
@@ -226,5 +242,6 @@ end;
 $function$;
 
 comment on function pgreaper.reaper_register(text, regclass, text, text, text[], text, text, text[], text, jsonb, text, text,
-  interval, text[], interval, integer, integer, integer, interval, interval, double precision, integer, interval, boolean, text) is
+  interval, text[], interval, integer, integer, integer, interval, interval, double precision, integer, interval, boolean, text, text,
+  text, interval, text) is
 'Say which rows are holds and what expiring does; returns the settings that changed; RP003 when something does not fit.';

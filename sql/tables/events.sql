@@ -17,7 +17,7 @@ create table pgreaper.events (
   reason text,
   constraint events_kind check (kind in (
     'already-done', 'not-eligible', 'retry', 'dead-letter', 'taken-back',
-    'replay', 'moot', 'discard', 'suspend', 'pause', 'resume', 'register', 'unregister'
+    'replay', 'moot', 'discard', 'restore', 'suspend', 'pause', 'resume', 'register', 'unregister'
   ))
 );
 

@@ -12,6 +12,6 @@ create table pgreaper.grants (
 
 comment on table pgreaper.grants is 'Which role was given the rights of which kind; written by reaper_grant().';
 comment on column pgreaper.grants.role is 'Name of the role.';
-comment on column pgreaper.grants.kind is 'worker, operator, reader or registrar.';
+comment on column pgreaper.grants.kind is 'worker, operator, reader, registrar or application.';
 comment on column pgreaper.grants.granted_at is 'When it was given them first.';
 comment on column pgreaper.grants.granted_by is 'Who gave them.';

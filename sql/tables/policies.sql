@@ -19,6 +19,10 @@ create table pgreaper.policies (
   held text[],
   expired text,
   stamp_column text,
+  consumed text,
+  consumed_stamp_column text,
+  restored text,
+  restore_within interval,
   set_values jsonb not null,
   zone text,
   stamp_zone text,
@@ -43,7 +47,8 @@ create table pgreaper.policies (
   constraint policies_has_key check (cardinality(key_columns) > 0),
   constraint policies_has_state check (
     (status_column is not null and cardinality(held) > 0 and expired is not null)
-    or (status_column is null and held is null and expired is null and stamp_column is not null)
+    or (status_column is null and held is null and expired is null and consumed is null and restored is null
+        and stamp_column is not null)
   )
 );
 
@@ -58,6 +63,10 @@ comment on column pgreaper.policies.status_column is 'Column with the state; NUL
 comment on column pgreaper.policies.held is 'States that count as held, as text.';
 comment on column pgreaper.policies.expired is 'State after the transition, as text.';
 comment on column pgreaper.policies.stamp_column is 'Column that receives the time of the transition.';
+comment on column pgreaper.policies.consumed is 'State that the application gives a hold it consumes, as text; NULL: none is known.';
+comment on column pgreaper.policies.consumed_stamp_column is 'Column that receives the time at which the application consumed the hold.';
+comment on column pgreaper.policies.restored is 'The one of the held states that a restored hold gets, as text.';
+comment on column pgreaper.policies.restore_within is 'How long after a hold became due it may still be restored; NULL: not at all.';
 comment on column pgreaper.policies.set_values is 'Further columns and the constant that each receives with the transition.';
 comment on column pgreaper.policies.zone is 'Time zone in which a deadline without a zone is meant.';
 comment on column pgreaper.policies.stamp_zone is 'Time zone in which a stamp without a zone is written.';

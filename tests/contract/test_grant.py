@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[Any]
 
-KINDS = ("worker", "operator", "reader", "registrar")
+KINDS = ("worker", "operator", "reader", "registrar", "application")
 SHOP = """
 create schema shop;
 create table shop.bookings (id bigint generated always as identity primary key, status text not null default 'held',
@@ -570,7 +570,7 @@ def test_refusals(core, roles, shop):
     name = roles.create()
     with pytest.raises(InvalidInput, match="there is no kind of role 'admin'") as caught:
         reaper.grant(name, "admin")
-    assert caught.value.hint == "Kinds are worker, operator, reader and registrar."
+    assert caught.value.hint == "Kinds are worker, operator, reader, registrar and application."
     with pytest.raises(ReaperError, match="there is no role 'nobody at all'") as unknown:
         reaper.grant("nobody at all", "worker")
     assert unknown.value.hint == "Rights are given to a role that exists: create role … login."
