@@ -217,13 +217,19 @@ def test_the_textfile_tells_of_an_outage(in_process, tmp_path):
 
 
 def test_a_textfile_that_cannot_be_written(holds, in_process, tmp_path):
-    """1, the path and why; and nothing left behind."""
+    """1, the path and why, or 2 for what is no file; and nothing left behind."""
     (tmp_path / "folder").mkdir()
-    for file, why in ((tmp_path / "nowhere/x.prom", "no such file"), (tmp_path / "folder", "is a directory")):
+    (tmp_path / "loop").symlink_to("loop")
+    for name, why, code in (
+        ("nowhere/x.prom", "no such file", 1),
+        ("loop/x.prom", "too many levels of symbolic links", 1),
+        ("folder", "is a directory", 2),
+    ):
+        file = tmp_path / name
         result = in_process("metrics", "--textfile", str(file))
-        assert result.code == 1
+        assert result.code == code
         assert why in result.err
-    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "loop"]
 
 
 def test_as_json(db, holds, in_process):
