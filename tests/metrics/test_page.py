@@ -229,6 +229,8 @@ def test_a_textfile_that_cannot_be_written(holds, in_process, tmp_path):
         result = in_process("metrics", "--textfile", str(file))
         assert result.code == code
         assert why in result.err
+    with pytest.raises(IsADirectoryError):
+        metrics.write(tmp_path / "folder", b"written, and then not renamed")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "loop"]
 
 
