@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from rich.cells import cell_len
 
 from pgreaper.overview import STATES
-from pgreaper.render import cells
 from tests.cli.conftest import PGREAPER, Result, environment
 from tests.conftest import SQL, Holds, install_sql
 
@@ -130,7 +130,7 @@ def test_late_because_it_is_locked(look, db, holds, connect):
     application.rollback()
 
 
-def test_late_though_workers_are_connected(look, holds, connect):
+def test_late_though_workers_are_connected(look, dsn, holds, connect):
     """They are counted by host, and the doctor is to look; commands that look are no workers."""
     holds.due(1)
     holds.register()
@@ -146,7 +146,9 @@ def test_late_though_workers_are_connected(look, holds, connect):
     screen = told(look)
     assert "3 workers connected: web-1 (2), web-2\n" in screen
     assert "3 workers connected, but nothing has ever been expired\n    → pgreaper doctor holds" in screen
-    assert [w["host"] for w in look("status", "--json").json["workers"]] == ["web-1", "web-1", "web-2"]
+    ours = f"{dsn}&application_name=pgreaper/web-3/1"
+    hosts = [w["host"] for w in look("status", "--json", "--database-url", ours).json["workers"]]
+    assert hosts == ["web-1", "web-1", "web-2"]
 
 
 def test_late_and_leased(look, db, holds):
@@ -276,7 +278,7 @@ def test_the_worst_comes_first(look, db, holds):
     db.execute("create table gone (like holds including all)")
     holds.register("z-broken", target="gone")
     for policy, age, objective in (
-        ("idle", None, "1 min"), ("a-late", "1 hour", "30 min"), ("b-late", "1 hour", "1 min"),
+        ("idle", None, "1 min"), ("a-late", "2 hours", "30 min"), ("b-late", "1 hour", "1 min"),
         ("paused", None, "1 min"), ("on-time", "10 s", "1 min"),
     ):  # fmt: skip
         db.execute(f'create table "{policy}" (like holds including all)')
@@ -351,7 +353,7 @@ def test_the_next_retry(look, db, holds):
 @pytest.fixture
 def crowd(db: psycopg.Connection[Any], holds: Holds) -> Holds:
     """Policies with hostile names and owners, in every state that two tables can be in."""
-    holds.due(12_000, overdue="3 hours")
+    holds.due(600, overdue="3 hours")
     db.execute("create table others (like holds including all)")
     for number, name in enumerate(HOSTILE):
         holds.register(name, target="holds" if number % 3 else "others", owner=name[::-1])
@@ -361,7 +363,7 @@ def crowd(db: psycopg.Connection[Any], holds: Holds) -> Holds:
     return holds
 
 
-@pytest.mark.parametrize("width", [24, 40, 60, 80, 100, 120, 200, 300])
+@pytest.mark.parametrize("width", [24, 60, 80, 100, 120, 300])
 @pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
 def test_c113_no_line_is_wider_than_the_room(in_process, crowd, monkeypatch, width, locale):
     """Whatever the names are: but for commands, which are there to be copied whole; nothing is forged."""
@@ -374,13 +376,15 @@ def test_c113_no_line_is_wider_than_the_room(in_process, crowd, monkeypatch, wid
         lines = result.out.splitlines()
         arrow = "→ " if locale != "C" else "-> "
         plain = [line for line in lines if not line.strip().startswith(arrow)]
-        assert max(map(cells, plain)) <= width, max(plain, key=cells)
+        assert max(map(cell_len, plain)) <= width, max(plain, key=cell_len)
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", result.out)
         assert not any(line.startswith("lines: error") for line in lines)
         if locale == "C":
             assert "".join(plain).isascii()
-    (row,) = [r for r in in_process("status").out.splitlines() if r.startswith("[b")][:1]
-    assert row
+    if width == 80:
+        names = [line for line in in_process("status").out.splitlines() if line.startswith("a poli")]
+        assert all(re.match(r"a policy [\w ]*(…|\.\.) ", name) for name in names), names
+        assert names
 
 
 def test_the_table_has_all_of_it_at_80(pgreaper, holds):
