@@ -109,7 +109,10 @@ def run(version: str, kept: Path, arguments: Sequence[str], environment: Mapping
     require_libraries(version, bindir)
     print(f"== PostgreSQL {bindir.parent.name}", flush=True)  # noqa: T201
     command = [sys.executable, "-m", "pytest", *arguments]
-    return subprocess.run(command, env={**environment, "PGREAPER_PG_BINDIR": str(bindir)}, check=False).returncode
+    # The modules of the server look for its libpq where it was built, and then take an older one of the system's.
+    libraries = os.pathsep.join(filter(None, [str(bindir.parent / "lib"), environment.get("LD_LIBRARY_PATH")]))
+    variables = {**environment, "PGREAPER_PG_BINDIR": str(bindir), "LD_LIBRARY_PATH": libraries}
+    return subprocess.run(command, env=variables, check=False).returncode
 
 
 def main(argv: Sequence[str]) -> int:
