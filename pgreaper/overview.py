@@ -401,6 +401,8 @@ def _dead(view: View) -> Notice:
     why = ", ".join(f"{k.holds:,} {named(k)}" for k in shown)
     if len(view.dead_letters) > len(shown):
         why += f" and {plural(len(view.dead_letters) - len(shown), 'other kind')}"
+    if s.dead >= CAP:
+        why = f"of the {CAP:,} that were looked at: {why}"
     since = min((k.since for k in view.dead_letters), default=None)
     what = f"{count(s.dead, capped=s.dead >= CAP)} {'hold was' if s.dead == 1 else 'holds were'} given up"
     return Notice("dead letters", what, why, since, command("dead list", s.policy))
