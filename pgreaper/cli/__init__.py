@@ -52,6 +52,7 @@ COMMANDS = {
     "status": _Entry("Look", "status", "How the policies are doing, and what to do next."),
     "check": _Entry("Look", "check", "Whether all is well, in one line: for probes and monitors."),
     "metrics": _Entry("Look", "metrics", "Print what Prometheus wants to know."),
+    "report": _Entry("Look", "report", "What happened in a span of time, as one page of HTML."),
     "history": _Entry("Look", "history", "Everything that happened to one hold."),
     "doctor": _Entry("Look", "doctor", "Find what keeps holds from expiring, and what repairs it."),
 }

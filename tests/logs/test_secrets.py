@@ -178,7 +178,9 @@ def test_c062_nothing_private_is_in_any_output_or_book(db, planted, handlers, in
         ("work", "--handler", "leaky_import:any"),
         ("work", "--handler", "leaky_import:any", "--log-format", "json"),
     ]
-    looks = [("preview", kind) for kind in ("check", "write-P0001", *(f"read-{code}" for code in READING))]
+    looks: list[tuple[str, ...]] = [
+        ("preview", kind) for kind in ("check", "write-P0001", *(f"read-{code}" for code in READING))
+    ]
     looks += [("status",), *(("status", f"read-{code}") for code in READING), ("status", "unique")]
     looks += [("policies",), ("policies", "check"), ("doctor",), ("verify",), ("discover",), ("cron", "status")]
     looks += [
