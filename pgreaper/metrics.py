@@ -20,7 +20,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -37,6 +37,8 @@ from pgreaper.text import duration
 if TYPE_CHECKING:
     from pgreaper.records import PolicyMetrics
     from pgreaper.worker import Vitals
+
+_R = TypeVar("_R")
 
 STATES: Final = ("active", "paused", "passive", "suspended", "broken")
 """Every state of a policy, as the view ``status`` has them."""
@@ -139,20 +141,20 @@ class Source:
 
     def _ask(self, connection: "psycopg.Connection[Any]", until: float) -> Reading:
         reaper = Reaper(connection)
-        version = reaper.version()
+        version = _bounded(reaper, _EACH_WITHIN, lambda: reaper.version())
         reaper.require_version(version)
         with suppress(QueryCancelled):
-            return Reading(0.0, 0.0, version, tuple(_bounded(reaper, None, _ALL_WITHIN)))
+            return Reading(0.0, 0.0, version, tuple(_bounded(reaper, _ALL_WITHIN, lambda: reaper.metrics())))
         # One of them takes too long.  Which one?
         found: list[PolicyMetrics] = []
         unread = []
-        for policy in reaper.batches():
+        for policy in _bounded(reaper, _EACH_WITHIN, lambda: reaper.batches()):
             seconds = min(_EACH_WITHIN, until - time.monotonic())
             try:
                 if seconds <= 0:
                     unread.append(policy)
                 else:
-                    found += _bounded(reaper, policy, seconds)
+                    found += _bounded(reaper, seconds, lambda policy=policy: reaper.metrics(policy))  # type: ignore[misc]
             except QueryCancelled:
                 unread.append(policy)
         return Reading(0.0, 0.0, version, tuple(found), tuple(unread))
@@ -193,11 +195,11 @@ class _Run:
                 self._line.shutdown(socket.SHUT_RDWR)
 
 
-def _bounded(reaper: Reaper, policy: str | None, seconds: float) -> "list[PolicyMetrics]":
-    """Read within so many seconds, or raise QueryCancelled."""
+def _bounded(reaper: Reaper, seconds: float, call: Callable[[], _R]) -> _R:
+    """Read within so many seconds, or raise QueryCancelled; in a transaction that is as this module wants it."""
     with reaper.connection.transaction():
         reaper.rows("select set_config('statement_timeout', %s::text, true)", str(max(int(seconds * 1000), 1)))
-        return reaper.metrics(policy)
+        return call()
 
 
 def _mute() -> DatabaseUnavailable:

@@ -14,6 +14,7 @@ from pgreaper.connection import resolve
 from pgreaper.metrics import Source
 from tests.cli.conftest import in_process, pgreaper, start, wait_until  # noqa: F401
 from tests.driver.conftest import proxy, reaper  # noqa: F401
+from tests.replication.conftest import pair  # noqa: F401
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -209,6 +209,7 @@ def has_ipv6():
 
 def test_clients_that_say_nothing_do_not_keep_others_out(monkeypatch):
     """Idle connections fill the room: more are refused, and each is dropped in time, so scrapes work again."""
+    assert metrics._Handler.timeout <= 30
     monkeypatch.setattr(metrics._Handler, "timeout", 1.0)
     endpoint = metrics.Endpoint(lambda: b"x 1\n", host="127.0.0.1", port=0)
     port = int(endpoint.url.split(":")[2].split("/")[0])

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from pgreaper import metrics
+from pgreaper.connection import resolve
+from tests.conftest import Holds
 from tests.metrics.conftest import one, samples
+from tests.replication.conftest import connect, in_step
 
 UNREACHABLE = "postgresql://u:s3cret@127.0.0.1:1/d"
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/metrics.md"
@@ -161,15 +164,35 @@ def test_a_database_that_is_away_is_told(in_process):
     assert "s3cret" not in result.out + result.err
 
 
-def test_a_standby_can_be_asked(holds, db, in_process):
-    """Reading writes nothing: a read-only database, and a role whose transactions are serializable, answer too."""
+def test_a_standby_can_be_asked(pair):
+    """A hot standby answers like its primary, also where transactions are serializable by default: it knows none."""
+    primary, standby = pair
+    with connect(primary) as db:
+        holds = Holds(db)
+        holds.due(2)
+        holds.register()
+        db.execute("alter database postgres set default_transaction_isolation = 'serializable'")
+        with connect(standby, options="-c default_transaction_isolation=read\\ committed") as other:
+            in_step(db, other)
+    reading = metrics.Source(resolve(standby.dsn)).latest()
+    assert reading.trouble is None
+    assert one(metrics.page(reading).decode(), "pgreaper_due", policy="holds") == 2
+
+
+def test_looking_writes_nothing(db, holds, source):
+    """What the user's view does when it is read, it may not do for whoever only looks: the policy is broken then."""
     holds.due(2)
-    holds.register()
-    name = db.info.dbname
-    db.execute(f"alter database {name} set default_transaction_read_only = on")
-    db.execute(f"alter database {name} set default_transaction_isolation = 'serializable'")
-    result = in_process("metrics")
-    assert (result.code, one(result.out, "pgreaper_due", policy="holds")) == (0, 2)
+    db.execute("""
+        create table spied (id bigint);
+        create function spy(bigint) returns boolean language plpgsql as $$
+          begin insert into spied values ($1); return true; end $$;
+        create view spy_view as select * from holds where spy(id);
+    """)
+    holds.register("spy", target="spy_view", key_columns=["id"])
+    db.execute("truncate spied")
+    page = metrics.page(source().latest()).decode()
+    assert one(page, "pgreaper_policy_state", policy="spy", state="broken") == 1
+    assert db.execute("select count(*) from spied").fetchone() == (0,)
 
 
 def test_a_reader_may_ask(db, holds, dsn, in_process):
