@@ -365,7 +365,8 @@ def _letter(d: DeadLetter) -> str:
     return (
         f"<li><div><b>{escape(shown_key(d.key, 60))}</b> <span class=why>{_text(why, 90)}</span>"
         f"<div class=small>of {_text(d.owner, 40)} · <span>died {_short_time(d.died_at)}</span> after "
-        f"{plural(d.attempts, 'attempt')} · <span>due {_short_time(d.deadline)}</span></div></div><code>{escape(command)}</code></li>"
+        f"{plural(d.attempts, 'attempt')} · <span>due {_short_time(d.deadline)}</span></div></div>"
+        f"<code>{escape(command)}</code></li>"
     )
 
 
