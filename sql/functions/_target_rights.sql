@@ -60,8 +60,8 @@ as $function$
       union all
       select 'select', array(select a.attname::text from pg_catalog.pg_attribute as a
                               where a.attrelid = c.oid
-                                and (a.attname = any (policy.key_columns || policy.deadline_column || policy.status_column
-                                                      || policy.stamp_column || policy.consumed_stamp_column)
+                                and (a.attname = any (policy.key_columns || policy.deadline_column || policy.status_column)
+                                     or policy.status_column is null and a.attname in (policy.stamp_column, policy.consumed_stamp_column)
                                      or not t.first and a.attnum > 0)
                               order by a.attname)
        where _target_rights.kind = 'application'

@@ -69,7 +69,8 @@ begin
           get stacked diagnostics v_constraint = constraint_name;
       end;
       if v_hold.key is not null then
-        v_found := pgreaper._see_hold(v_policy, v_target, reaper_restore.key, v_now);
+        -- By the key that it has now: the state may be part of it.
+        v_found := pgreaper._see_hold(v_policy, v_target, v_hold.key, v_now);
         if v_found.due then
           raise invalid_parameter_value
             using message = format('until is too near for column %I, which makes it %s', v_policy.deadline_column, v_found.deadline),

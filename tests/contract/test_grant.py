@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -243,6 +244,68 @@ def test_a_reader_sees_the_views_and_no_value_of_a_row(core, roles, shop):
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             reader.connection.execute(statement)
+
+
+def be_an_application(reaper: Reaper, core: Any) -> None:
+    """All that an application does: consume, extend, restore."""
+    core.do("delete from shop.bookings",
+            "insert into shop.bookings overriding system value"
+            " select g, 'held', now() + g * interval '1 hour' from generate_series(-1, 2) as g")  # fmt: skip
+    until = datetime.now(UTC) + timedelta(days=9)
+    assert reaper.consume("p", "1").outcome == "consumed"
+    assert reaper.extend("p", "2", until).outcome == "extended"
+    core.do("update shop.bookings set status = 'expired', expired_at = now() where id = 0")
+    assert reaper.restore("p", "0", until, reason="paid late").outcome == "restored"
+
+
+def test_c061_an_application_has_the_rights_of_its_side_and_each_is_needed(core, roles, shop):
+    """It consumes, extends and restores; it reads no book, writes no other column, and without one right it cannot."""
+    core.do("alter table shop.bookings add paid_at timestamptz")
+    Reaper(core.connection).register(
+        "p", "shop.bookings", **SETTINGS, consumed="consumed", consumed_stamp_column="paid_at", restore_within="3 hours"
+    )
+    name = roles.granted("application")
+    application = Reaper(roles.connect(name))
+    be_an_application(application, core)
+    for statement in (
+        "select token from shop.bookings",
+        "update shop.bookings set card = ''",
+        "update shop.bookings set token = null",
+        "insert into shop.bookings (expires_at) values (now())",
+        "delete from shop.bookings",
+        "select * from pgreaper.reaper_claim('p')",
+        "call pgreaper.reaper_sweep()",
+        "select pgreaper.reaper_history('p', '1')",
+        "select * from pgreaper.events",
+        "select * from pgreaper.transitions",
+        "select * from pgreaper.failures",
+        "update pgreaper.policies set consumed = 'expired'",
+        # What is counted cannot be forged either.
+        "insert into pgreaper.events (policy_id, kind, at) values (1, 'not-eligible', now())",
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            application.connection.execute(statement)
+    rights = [
+        *core.rows("select r.object, r.name,"
+                   " r.privilege || coalesce(' (' || array_to_string(r.columns, ', ') || ')', '')"
+                   " from pgreaper._rights() as r where r.kind = 'application'"
+                   " and r.name not in ('_*', 'schema_version', 'reaper_version')"),
+        ("target", "shop", "usage"),
+        *(("target", "shop.bookings", f"select ({c})") for c in ("id", "status", "expires_at")),
+        *(("target", "shop.bookings", f"update ({c})") for c in ("status", "expires_at", "expired_at", "paid_at")),
+    ]  # fmt: skip
+    assert len(rights) == 14
+    needless = []
+    for kind, thing, privilege in rights:
+        where = thing if kind in ("schema", "target") else f"pgreaper.{thing}"
+        what = {"target": "schema" if privilege == "usage" else "table"}.get(kind, kind)
+        core.do(f"revoke {privilege} on {what} {where} from {name}")
+        if refusal(lambda: be_an_application(application, core)) is None:
+            needless.append((thing, privilege))
+        granted = core.rows("select * from pgreaper.reaper_grant(%s, 'application')", name)
+        assert len(granted) == 1
+        assert core.rows("select * from pgreaper.reaper_grant(%s, 'application')", name) == []
+    assert needless == []
 
 
 @pytest.mark.parametrize("kind", ["partitioned", "view", "invoker"])

@@ -9,6 +9,7 @@ triggers, views and domains on the other hand must find what the caller's path f
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -304,6 +305,50 @@ def test_c060_nothing_is_hijacked(hostile, core, dsn, kind):
         core.do("update pgreaper.claims set claim_until = now() - interval '1 hour' where finished_at is null")
         reaper.unregister("p")
         assert reaper.history("p", "1") is not None
+    except (psycopg.Error, ReaperError) as error:
+        if sprung(core):
+            pytest.fail(f"{error}: {getattr(error, 'original', None)}")
+        raise
+    assert not sprung(core)
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_c060_the_applications_side_is_not_hijacked(hostile, core, kind):
+    """Consume, extend and restore, over every kind of target: no trap springs."""
+    victim = hostile()
+    reaper = Reaper(victim)
+    target = f"shop.{kind}"
+    settings: dict[str, Any] = {"deadline_column": "expires_at", "status_column": "status", "held": ["held"],
+                                "expired": "expired", "owner": "x", "restore_within": "9 days"}  # fmt: skip
+    settings |= SPECIAL.get(kind, {})
+    if kind == "stamped":
+        core.do("alter table shop.stamped add used_at timestamptz")
+        settings["consumed_stamp_column"] = "used_at"
+    elif kind != "daily":
+        settings["consumed"] = "consumed"
+    if len(settings["held"] or ()) > 1:
+        settings["restored"] = "held"
+    until = datetime.now(UTC) + timedelta(days=9)
+    try:
+        reaper.register("p", target, **settings)
+        spelled = core.value("select (pgreaper._target(p)).key from pgreaper.policies as p")
+
+        def lay(deadline: str) -> str:
+            core.do(
+                f"delete from {target}", f"insert into {target} (expires_at, note) values (now() {deadline}, 'good')"
+            )
+            return str(core.value(f"select {spelled} from {target} as h"))
+
+        key = lay("+ interval '3 days'")
+        assert reaper.extend("p", key, until).outcome == "extended"
+        assert reaper.extend("p", key, until).outcome == "already-done"
+        if kind != "daily":
+            assert reaper.consume("p", key).outcome == "consumed"
+        lay("- interval '3 days'")
+        assert reaper.sweep("p") == 1
+        key = str(core.value(f"select {spelled} from {target} as h"))
+        assert reaper.extend("p", key, until).outcome == "not-eligible"
+        assert reaper.restore("p", key, until, reason="r").outcome == "restored"
     except (psycopg.Error, ReaperError) as error:
         if sprung(core):
             pytest.fail(f"{error}: {getattr(error, 'original', None)}")
