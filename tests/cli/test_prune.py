@@ -276,13 +276,13 @@ def test_c084_empty_runs_leave_nothing_behind(db, holds):
 
 
 def test_c084_large_books_are_pruned_in_steps(in_process, db, holds):
-    """30,000 events, 10,000 transitions and claims; 2,000 dead letters and the counters stay."""
+    """9,000 events, 3,000 transitions and claims; 500 dead letters and the counters stay."""
     holds.register()
     db.execute("""
         insert into pgreaper.claims (policy_id, first_deadline, last_deadline, holds, attempt, claimed_at, claim_until,
                                      finished_at, ending, expired)
         select policy_id, at, at, 1, 1, at, at, at, 'expired', 1
-          from pgreaper.policies, generate_series(1, 10000) as g,
+          from pgreaper.policies, generate_series(1, 3000) as g,
                lateral (select now() - interval '100 days' + g * interval '1 s' as at) as t;
         insert into pgreaper.transitions (policy_id, token, at, holds, keys, deadlines, first_deadline, last_deadline,
                                           lateness)
@@ -290,19 +290,19 @@ def test_c084_large_books_are_pruned_in_steps(in_process, db, holds):
           from pgreaper.claims;
         insert into pgreaper.events (policy_id, kind, key, at)
         select policy_id, 'not-eligible', g::text, now() - interval '100 days'
-          from pgreaper.policies, generate_series(1, 30000) as g;
+          from pgreaper.policies, generate_series(1, 9000) as g;
         insert into pgreaper.failures (policy_id, key, deadline, attempts, first_seen_at, failed_at, not_before,
                                        error_class)
         select policy_id, 'd' || g, old, 1, old, old, 'infinity', 'X'
-          from pgreaper.policies, generate_series(1, 2000) as g,
+          from pgreaper.policies, generate_series(1, 500) as g,
                lateral (select now() - interval '400 days' as old) as o;
     """)
     before = db.execute("select expired, not_eligible, dead from pgreaper.status").fetchone()
     result = in_process("prune", "--json")
-    assert result.json["removed"] == {"claims": 10_000, "transitions": 10_000, "events": 30_000}
-    assert result.json["calls"] == 16
+    assert result.json["removed"] == {"claims": 3000, "transitions": 3000, "events": 9000}
+    assert result.json["calls"] == 5
     assert db.execute("select expired, not_eligible, dead from pgreaper.status").fetchone() == before
-    assert before[2] == 2000
+    assert before[2] == 500
 
 
 def test_c088_a_first_run_against_a_backlog(in_process, start, wait_until, db, holds):
