@@ -27,7 +27,7 @@ STATES: Final = ("broken", "suspended", "late", "paused", "dead letters", "on ti
 
 # Minutes over which the rate is taken; seconds after the last transition in which a policy counts as worked on.
 _RECENT: Final = 3
-_LATELY: Final = 90.0
+_LATELY: Final = 15.0
 _WORKER = re.compile(r"pgreaper/(.+)/[0-9]+")
 
 

@@ -115,6 +115,19 @@ def test_late_and_worked_on(look, db, holds):
     assert re.search(r"it is worked on: \d+ a minute, .+ to go\n    → pgreaper work holds", told(look))
 
 
+def test_late_and_nobody_works_any_more(look, db, holds, set_clock):
+    """Twenty seconds after the last transition nobody is said to be at it, whatever the minutes before say."""
+    holds.due(600, overdue="2 hours")
+    holds.register(batch=10)
+    db.execute("call pgreaper.reaper_sweep('holds', max_rows => 200)")
+    set_clock(timedelta(seconds=20))
+    assert re.search(
+        r"nobody works: no worker is connected, and the last transition was [23]\d s ago, by \S+\n"
+        r"    → pgreaper work holds",
+        told(look),
+    )
+
+
 def test_late_because_it_is_locked(look, db, holds, connect):
     """The others are expired: another worker would not help."""
     holds.due(30)
