@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
@@ -144,6 +145,7 @@ def test_a_reason_is_told_once_a_minute_and_then_with_all_its_holds(db, holds, d
     monkeypatch.setattr(worker, "_REPORT_EVERY", 0.3)
 
     def handler(call):
+        time.sleep(0.05)
         if int(call.key) % 2:
             raise ValueError
 
@@ -154,6 +156,7 @@ def test_a_reason_is_told_once_a_minute_and_then_with_all_its_holds(db, holds, d
     run, lines = daemon(until_all_is_done, handler=handler, batch=1)
     told = [int(m[1]) for line in lines if (m := re.search(r"(\d+) holds? failed", line))]
     assert len(told) < 15
+    assert max(told) > 1
     assert sum(told) <= run.policies["holds"].outcomes["dead-letter"] == 15
 
 

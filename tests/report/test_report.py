@@ -298,13 +298,12 @@ def test_in_a_browser(db, full_day, browser, tmp_path):
         assert whole <= width
         assert bars > 40
     sizes = set()
-    for width in (400, 1200):
-        for dark in (False, True):
-            picture = tmp_path / f"{width}-{dark}.png"
-            browser.picture(browser.framed(target, width), picture, width=width, dark=dark)
-            assert picture.read_bytes()[:4] == b"\x89PNG"
-            sizes.add(picture.read_bytes())
-    assert len(sizes) == 4
+    for width, dark in ((400, True), (1200, True), (1200, False)):
+        picture = tmp_path / f"{width}-{dark}.png"
+        browser.picture(browser.framed(target, width), picture, width=width, dark=dark)
+        assert picture.read_bytes()[:4] == b"\x89PNG"
+        sizes.add(picture.read_bytes())
+    assert len(sizes) == 3
 
 
 def test_a_script_in_the_page_would_not_run(db, holds, browser, tmp_path):
