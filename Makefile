@@ -7,6 +7,7 @@
 #   make venv   only the set-up: .venv with the locked packages and this checkout
 #   make lint   ruff and mypy
 #   make chaos  a minute of work under blows (SIGKILL, crashes, a bad network), then an audit
+#   make race   10,000 holds, each consumed or extended and expired at the same moment: one winner each
 #   make bench  how fast, beside the UPDATE one would write by hand: bench/RESULTS.md
 #   make wheel  sdist and wheel in dist/
 #   make lock   resolve requirements.lock again from pyproject.toml
@@ -38,7 +39,7 @@ FIND_PYTHON = for python in "$(PYTHON)" python3.13 python3.12 python3.11 python3
 
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 
-.PHONY: demo test test-matrix venv lint chaos bench wheel lock clean
+.PHONY: demo test test-matrix venv lint chaos race bench wheel lock clean
 
 demo: venv
 	@$(BIN)/pgreaper demo
@@ -66,6 +67,9 @@ $(READY): requirements.lock pyproject.toml
 
 chaos: venv
 	@$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+race: venv
+	@$(BIN)/python -m tests.concurrency.race
 
 bench: venv
 	@$(BIN)/python bench/speed.py

@@ -120,7 +120,8 @@ def run(connect: Callable[[], Connection], pairs: int, applications: int = 2, se
         finally:
             finished.set()
 
-    at_once([all_applications, partial(sweep, connect()), partial(expire, connect())])
+    everybody: list[Callable[[], None]] = [all_applications, partial(sweep, connect()), partial(expire, connect())]
+    at_once(everybody)
     return told
 
 

@@ -1,6 +1,8 @@
 """The application's side of the race: it waits for its row, judges it by the clock of then, and is told the truth."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -273,6 +275,15 @@ def test_c063_the_plain_pattern_in_two_statements(holds: Holds, db: Connection, 
     assert application.call(lambda connection: connection.execute(PLAIN[1]).rowcount).result() == 0
     application.run("commit")
     assert drain(db, "reaper") == [("1", "expired")]
+
+
+def test_the_plain_pattern_is_the_one_in_the_document():
+    """What is tested here is what docs/application.md shows."""
+    document = (Path(__file__).parents[2] / "docs/application.md").read_text()
+    shown = re.findall(r"```sql\n(begin;\n.*?)```", document, re.DOTALL)[0]
+    for theirs, ours in (("bookings", "holds"), ("hold_until", "expires_at"), ("$1", "1")):
+        shown = shown.replace(theirs, ours)
+    assert [line.rstrip(";") for line in shown.splitlines() if line.startswith(("select", "update"))] == PLAIN
 
 
 def test_c063_the_plain_pattern_takes_what_is_alive(holds: Holds, db: Connection):
