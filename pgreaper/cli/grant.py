@@ -22,11 +22,12 @@ def grant(ctx: click.Context, *, role: str, kind: str, dry_run: bool, database_u
     Give ROLE, which exists, what its work needs, and no more.
 
     \b
-      worker     expires holds: SELECT on tables, UPDATE of what expiring writes
-      operator   and may replay, discard, pause, resume, prune, verify
-      reader     sees the views and the history; of a table key, deadline, state
-      registrar  registers and withdraws policies on tables that it owns
-      application  consumes, extends, restores: UPDATE of what these write
+      worker       expires holds: SELECT on tables, UPDATE of what it writes
+      operator     and may replay, discard, pause, resume, prune, verify
+      reader       sees views and history; of a table key, deadline, state
+      registrar    registers and withdraws policies on tables that it owns
+      application  consumes, extends and restores holds: UPDATE of what that
+                   writes
 
     Only what is missing is given: run it again after a table was registered. What you may not give away is
     printed for the owner of that table. A worker runs the triggers of the tables that it writes to, so it should

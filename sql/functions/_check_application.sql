@@ -27,7 +27,7 @@ begin
     end if;
   elsif policy.consumed_stamp_column is not null then
     raise exception 'policy % stamps consumed holds and does not say which state they have', quote_ident(policy.name)
-      using errcode = 'RP003', hint = 'Name it as consumed, or leave out consumed_stamp_column.';
+      using errcode = 'RP003', hint = 'Say consumed => ''…'', or leave out consumed_stamp_column.';
   end if;
 
   if _check_application.restored is not null then
@@ -44,7 +44,7 @@ begin
   elsif policy.restore_within is not null then
     if cardinality(policy.held) > 1 then
       raise exception 'policy % does not say which of its held states a restored hold gets', quote_ident(policy.name)
-        using errcode = 'RP003', hint = 'Name it as restored: ' || array_to_string(policy.held, ', ') || '.';
+        using errcode = 'RP003', hint = format('Say restored => %L, or another of them.', policy.held[1]);
     end if;
     v_policy.restored := policy.held[1];
   end if;

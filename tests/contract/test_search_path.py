@@ -456,6 +456,36 @@ def test_triggers_views_and_domains_find_what_the_path_of_the_caller_finds(core,
     assert core.column("select key from pgreaper.dead_letters") == ["4"]
 
 
+def test_triggers_and_views_of_the_applications_side(core, committed):
+    """What consume, extend and restore write finds the caller's path too: triggers, view conditions, deferred ones."""
+    core.do(
+        "create schema app",
+        "set search_path = app, public",
+        "create table app.log (what text)",
+        "create table app.blocked (id bigint)",
+        "create function app.is_blocked(bigint) returns boolean stable language plpgsql as"
+        " $$ begin return exists (select from blocked where id = $1); end $$",
+        "create table app.kept (id bigint primary key, status text, expires_at timestamptz)",
+        "create view app.open as select id, status, expires_at from app.kept where not app.is_blocked(id)",
+        "create function app.note() returns trigger language plpgsql as"
+        " $$ begin insert into log values (tg_name || ' ' || current_setting('search_path')); return new; end $$",
+        "create trigger before_it before update on app.kept for each row execute function app.note()",
+        "create constraint trigger at_commit after update on app.kept deferrable initially deferred"
+        " for each row execute function app.note()",
+        "insert into app.kept select g, 'held', now() + g * interval '1 hour' from generate_series(1, 3) as g",
+        "insert into app.kept values (4, 'expired', now())",
+        "insert into app.blocked values (2)",
+    )
+    core.register(target="app.open", consumed="consumed", restore_within="1 hour")
+    far = {"policy": "p", "until": "2100-01-01Z"}
+    assert core.call("reaper_consume", "outcome", policy="p", key="1") == [("consumed",)]
+    assert core.call("reaper_consume", "outcome", policy="p", key="2") == [("not-eligible",)]
+    assert core.call("reaper_extend", "outcome", key="3", **far) == [("extended",)]
+    assert core.call("reaper_restore", "outcome", key="4", reason="r", **far) == [("restored",)]
+    assert core.value("select current_setting('search_path')") == "app, public"
+    assert sorted(core.column("select what from log")) == ["at_commit app, public"] * 3 + ["before_it app, public"] * 3
+
+
 @pytest.mark.parametrize("change", ["set search_path = nowhere", "set local search_path = nowhere"])
 def test_a_trigger_that_changes_the_path_changes_it_for_nobody_else(core, committed, holds, change):
     """The next batch of the same call is made as the first was, and the caller's path is what it was."""
