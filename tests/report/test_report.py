@@ -156,7 +156,8 @@ def test_what_lies_outside_the_span_is_not_read(db, full_day):
     db.execute(
         "alter table pgreaper.transitions disable trigger counted;"
         " insert into pgreaper.transitions (policy_id, at, holds, keys, deadlines, first_deadline,"
-        f" last_deadline, lateness) select policy_id, {older}, holds, '{{}}', '{{}}', first_deadline, last_deadline, lateness"
+        f" last_deadline, lateness) select policy_id, {older}, holds, '{{}}', '{{}}', first_deadline,"
+        f" last_deadline, lateness"
         "   from pgreaper.transitions, generate_series(1, 100) as g;"
         " insert into pgreaper.events (policy_id, key, kind, at)"
         f" select policy_id, key, kind, {older} from pgreaper.events, generate_series(1, 300) as g;"
