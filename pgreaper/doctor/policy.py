@@ -223,9 +223,8 @@ def _columns(target: Target) -> Iterator[Finding]:
 
 def _needs_zone(policy: Row, columns: dict[str, Row]) -> bool:
     """Whether a stamp without a zone of its own takes the policy's."""
-    if policy.stamp_column is None or policy.stamp_zone is not None:
-        return False
-    return bool(columns[policy.stamp_column].base != "timestamp with time zone")
+    stamps = [column for column in (policy.stamp_column, policy.consumed_stamp_column) if column is not None]
+    return policy.stamp_zone is None and any(columns[column].base != "timestamp with time zone" for column in stamps)
 
 
 # -- rights

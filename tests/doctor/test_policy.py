@@ -176,13 +176,14 @@ def test_the_deadline_has_lost_its_zone(doctor, bookings, db, run):
 def test_the_deadline_has_got_a_zone(doctor, holds, db):
     db.execute(
         "create table local (id int primary key, status text, at_local timestamp, note text, token text, word text,"
-        " ended_at timestamptz)"
+        " ended_at timestamptz, used_at timestamptz)"
     )
     every = {
         "grace": "90 seconds", "max_claims": 3, "set": '{"note": "it\'s over", "token": null, "word": "null"}',
         "payload_columns": ["status"], "lease": "7 minutes", "backoff_base": "3 seconds", "backoff_cap": "2 hours",
         "objective": "4 minutes", "batch": 77, "max_attempts": 9, "permanent_attempts": 2, "rate_limit": 12.5,
-        "held": ["held", "kept"], "stamp_column": "ended_at",
+        "held": ["held", "kept"], "stamp_column": "ended_at", "consumed": "consumed",
+        "consumed_stamp_column": "used_at", "restored": "kept", "restore_within": "3 hours",
     }  # fmt: skip
     holds.register("local", target="local", deadline_column="at_local", zone="Europe/Zurich", **every)
     db.execute("create index on local (at_local) where status in ('held', 'kept')")
