@@ -505,7 +505,7 @@ main{padding:18px 14px 30px}h1{font-size:23px}section{padding:15px 15px 18px}
 --good:#1d6b40;
 --warn:#8a5a00;--badbg:#fff;--goodbg:#fff;--warnbg:#fff}
 *{-webkit-print-color-adjust:exact;print-color-adjust:exact}
-body{font-size:11px}main{padding:0;max-width:none}section,.tile{break-inside:auto;border-color:#bbb}
+main{padding:0;max-width:none}section,.tile{break-inside:auto;border-color:#bbb}
 figure,li,tr,.tiles,.pair>div{break-inside:avoid}h2,h3{break-after:avoid}details{display:none}
 }
 """
