@@ -6,7 +6,8 @@ select p.name as policy,
        p.owner,
        s.state,
        s.due,
-       case when s.due is not null then coalesce(extract(epoch from s.oldest_due), 0) end::double precision as oldest_due_seconds,
+       case when s.due is not null
+            then greatest(0, extract(epoch from greatest(s.oldest_due, w.left_behind, w.overdue))) end::double precision as oldest_due_seconds,
        s.leased,
        s.retrying,
        s.dead,
@@ -46,6 +47,17 @@ select p.name as policy,
           ) as c on c.bucket = e.bucket
       ) as b
   ) as l
+ -- What a dead worker had leased waits although it is not free yet, and so does a retry whose time has come.
+ cross join lateral (
+    select (select n.now - p.grace - greatest(min(c.first_deadline), n.now - interval '100 years')
+              from pgreaper.claims as c
+             where c.policy_id = p.policy_id and c.finished_at is null and c.claim_until <= n.now
+            having count(*) > 0) as left_behind,
+           (select n.now - min(f.not_before)
+              from pgreaper.failures as f
+             where f.policy_id = p.policy_id and f.not_before < 'infinity') as overdue
+      from (select pgreaper._clock() as now) as n
+  ) as w
  where p.unregistered_at is null;
 
 comment on view pgreaper.metrics is 'What an exporter needs, a row per policy: seconds and plain numbers.';
@@ -53,7 +65,7 @@ comment on column pgreaper.metrics.policy is 'Name of the policy.';
 comment on column pgreaper.metrics.owner is 'Whose dead letters these are.';
 comment on column pgreaper.metrics.state is 'As in the view status.';
 comment on column pgreaper.metrics.due is 'Holds that are due, not leased and have not failed; at most 10000, NULL: the target cannot be read.';
-comment on column pgreaper.metrics.oldest_due_seconds is 'How long the oldest of them has been due; 0: none is, NULL: the target cannot be read.';
+comment on column pgreaper.metrics.oldest_due_seconds is 'How long the hold that has waited longest has been due: free, left behind by a worker, or a retry since its time; 0: none waits, NULL: the target cannot be read.';
 comment on column pgreaper.metrics.leased is 'Holds under a lease.';
 comment on column pgreaper.metrics.retrying is 'Holds that failed and wait for their retry; at most 10000.';
 comment on column pgreaper.metrics.dead is 'Dead letters; at most 10000.';

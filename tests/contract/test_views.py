@@ -209,3 +209,19 @@ def test_backlog_with_extreme_deadlines_and_every_kind_of_deadline(core):
         assert core.rows("select age, due from pgreaper.backlog where policy = %s and due > 0", column) == [
             ("over 1 day", 2)
         ]
+
+
+def test_metrics_see_what_a_dead_worker_left_behind_and_overdue_retries(core, holds, set_clock):
+    """Neither is free, so `due` leaves them out; the age that alerts go by does not."""
+    age = "select due, round(oldest_due_seconds) from pgreaper.metrics"
+    holds.due(2, overdue="1 hour")
+    core.register(permanent_attempts=5, backoff_base="1 minute")
+    token = core.claim()[0].token
+    assert core.rows(age) == [(0, 0)]
+    set_clock(timedelta(minutes=10))
+    assert core.rows(age) == [(0, 4199)], "the lease has lapsed"
+    core.call("reaper_fail", "outcome", token=token, key="1", error_class="x", transient=False, retry_in="2 minutes")
+    core.expire(token)
+    assert core.rows(age) == [(0, 0)]
+    set_clock(timedelta(minutes=15))
+    assert core.value("select oldest_due_seconds between 170 and 190 from pgreaper.metrics"), "overdue since its time"
