@@ -55,6 +55,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/_type_name.sql
 \ir functions/_equals.sql
 \ir functions/_key_part.sql
+\ir functions/_hiding.sql
 \ir functions/_target.sql
 \ir functions/_table_lock.sql
 \ir functions/_batch_size.sql

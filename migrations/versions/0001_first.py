@@ -47,6 +47,7 @@ FILES: tuple[str, ...] = (
     "functions/_type_name.sql",
     "functions/_equals.sql",
     "functions/_key_part.sql",
+    "functions/_hiding.sql",
     "functions/_target.sql",
     "functions/_table_lock.sql",
     "functions/_batch_size.sql",

@@ -164,7 +164,9 @@ def prepare(target: Target) -> Iterator[Finding]:
         # Row level security speaks in pgreaper's own words; a missing right is told by its own check.
         target.fragments = None
         if "row level security" in (error.diag.message_primary or ""):
-            yield from _hidden(target, [look.facts.role])
+            with look.reading():
+                for hidden in look.rows(_HIDING, oid=target.oid):
+                    yield _hidden(target, name(hidden.schema, hidden.table), hidden.role)
         else:
             target.denied = translate(error).message
     except psycopg.Error as error:
@@ -244,19 +246,31 @@ with workers as (
                     and has_function_privilege(p.oid, 'execute'))
 )
 select r.rolname::text as role,
-       r.rolbypassrls as bypasses,
        n.nspname::text as schema,
        has_schema_privilege(r.oid, n.oid, 'usage') as usage,
        array(select x from unnest(%(read)s::text[]) as x
               where not has_column_privilege(r.oid, c.oid, x, 'select')) as unread,
        array(select x from unnest(%(written)s::text[]) as x
               where not has_column_privilege(r.oid, c.oid, x, 'update')) as unwritten,
-       c.relrowsecurity and (c.relforcerowsecurity or not pg_has_role(r.oid, c.relowner, 'usage')) as secured
+       (select jsonb_agg(jsonb_build_array(s.nspname, t.relname, a.rolname))
+          from pgreaper._hiding(c.oid, r.oid) as h
+          join pg_class as t on t.oid = h.hiding
+          join pg_namespace as s on s.oid = t.relnamespace
+          join pg_roles as a on a.oid = h.role) as hiding
   from workers as w
   join pg_roles as r on r.oid = w.oid and not r.rolsuper
   join pg_class as c on c.oid = %(oid)s::bigint::oid
   join pg_namespace as n on n.oid = c.relnamespace
  order by 1
+"""
+
+
+_HIDING: Final = """
+select s.nspname::text as schema, t.relname::text as table, a.rolname::text as role
+  from pgreaper._hiding(%(oid)s::bigint::oid, (select r.oid from pg_roles as r where r.rolname = current_user)) as h
+  join pg_class as t on t.oid = h.hiding
+  join pg_namespace as s on s.oid = t.relnamespace
+  join pg_roles as a on a.oid = h.role
 """
 
 
@@ -287,8 +301,9 @@ def rights(target: Target) -> Iterator[Finding]:
                 "grants", ERROR, f"role {visible(r.role)} works, but lacks {listed([x for x in lacks if x])}",
                 subject=r.role, sql=tuple(statements),
             )  # fmt: skip
-    if hidden := [r.role for r in roles if r.secured and not r.bypasses]:
-        yield from _hidden(target, hidden)
+    hiding = {(name(schema, table), role): None for r in roles for schema, table, role in r.hiding or ()}
+    for table, role in hiding:
+        yield _hidden(target, table, role)
     if target.denied is not None and lacking.isdisjoint({target.look.facts.role}):
         works = target.look.facts.role in {r.role for r in roles}
         yield target.finding(
@@ -298,14 +313,16 @@ def rights(target: Target) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _hidden(target: Target, roles: list[str]) -> Iterator[Finding]:
-    for role in roles:
-        yield target.finding(
-            "row-security", ERROR,
-            f"row level security of {target.table} would hide holds from role {visible(role)}, so it is refused",
-            subject=role, sql=(f"alter role {name(role)} bypassrls;",),
-            advice="Or let the table's owner do the work.",
-        )  # fmt: skip
+def _hidden(target: Target, table: str, role: str) -> Finding:
+    read = "" if table == target.table else f", which view {target.table} reads,"
+    return target.finding(
+        "row-security", ERROR,
+        f"row level security of {table}{read} would hide holds from role {visible(role)}, so workers are refused"
+        if read
+        else f"row level security of {table} would hide holds from role {visible(role)}, so it is refused",
+        subject=role, sql=(f"alter role {name(role)} bypassrls;",),
+        advice=f"Or let the owner of {table} " + ("own the view." if read else "do the work."),
+    )  # fmt: skip
 
 
 # -- plans and indexes

@@ -45,30 +45,13 @@ begin
             hint = 'A policy makes other roles write to the table: let its owner register it.';
   end if;
 
-  -- A view reads its tables with the rights of its owner, or with SECURITY INVOKER of whoever asks.
   if class.relkind = 'v' then
-    with recursive under as (
-      select class.oid as oid, quote_ident(current_user)::regrole::oid as role
-      union
-      select d.refobjid,
-             case when o.option_value::boolean then quote_ident(current_user)::regrole::oid else c.relowner end
-        from under as u
-        join pg_catalog.pg_class as c on c.oid = u.oid and c.relkind = 'v'
-        left join lateral pg_options_to_table(c.reloptions) as o on o.option_name = 'security_invoker'
-        join pg_catalog.pg_rewrite as r on r.ev_class = c.oid
-        join pg_catalog.pg_depend as d
-          on d.classid = 'pg_catalog.pg_rewrite'::regclass and d.objid = r.oid
-         and d.refclassid = 'pg_catalog.pg_class'::regclass and d.refobjid <> c.oid
-    )
-    select t.oid::regclass::text as name, p.rolname into v_hiding
-      from under as u
-      join pg_catalog.pg_class as t on t.oid = u.oid and t.relrowsecurity
-      join pg_catalog.pg_roles as p on p.oid = u.role and not p.rolsuper and not p.rolbypassrls
-     where t.relforcerowsecurity or not pg_has_role(p.oid, t.relowner, 'USAGE')
+    select t.hiding::regclass::text as name, pg_get_userbyid(t.role) as role into v_hiding
+      from pgreaper._hiding(class.oid, quote_ident(current_user)::regrole) as t
      limit 1;
     if found then
       raise exception 'row level security of %, which view % reads, would hide rows from role %',
-        v_hiding.name, v_name, quote_ident(v_hiding.rolname)
+        v_hiding.name, v_name, quote_ident(v_hiding.role)
         using errcode = 'RP003',
               hint = 'Give the view to a role with BYPASSRLS, or to the owner of a table that is not under FORCE ROW LEVEL SECURITY.';
     end if;

@@ -83,7 +83,7 @@ begin
       oldest_due := v_now - policy.grace - greatest(oldest_deadline, v_now - interval '100 years');
     end if;
   exception
-    when undefined_table or undefined_column or insufficient_privilege then
+    when undefined_table or undefined_column or datatype_mismatch or insufficient_privilege then
       state := 'broken';
       -- The server's words and ours name objects; what a function of the user's raises may carry values of rows.
       get stacked diagnostics v_context = pg_exception_context;

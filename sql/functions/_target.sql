@@ -22,7 +22,9 @@
 --
 -- Raises
 --   42P01, 42703  the target or one of its columns is gone.
---   42501  row level security would hide rows from the current role.
+--   42804  the deadline or a stamp has another type now, one without a time zone that the policy tells.
+--   42501  row level security would hide rows from the current role, or from the one with whose
+--          rights a view reads.
 create function pgreaper._target(
   policy pgreaper.policies,
   search_path text default pg_catalog.current_setting('search_path'),
@@ -45,6 +47,8 @@ declare
   v_found text[];
   v_kind "char";
   v_relation constant oid := to_regclass(v_name);
+  v_hiding record;
+  v_timeless record;
   v_deadline_type oid;
   v_stamp_type oid;
   v_consumed_type oid;
@@ -106,6 +110,40 @@ begin
     raise insufficient_privilege
       using message = format('row level security of %s would hide holds from role %I', v_name, current_user),
             hint = 'Run as a role with BYPASSRLS, or as the owner of a table that is not under FORCE ROW LEVEL SECURITY.';
+  elsif not _target.application and v_kind = 'v' then
+    select t.hiding::regclass::text as name, pg_get_userbyid(t.role) as role into v_hiding
+      from pgreaper._hiding(v_relation, quote_ident(current_user)::regrole) as t
+     limit 1;
+    if found then
+      raise insufficient_privilege
+        using message = format('row level security of %s, which view %s reads, would hide holds from role %I', v_hiding.name, v_name, v_hiding.role),
+              hint = 'Give that role BYPASSRLS, or the view to the owner of a table that is not under FORCE ROW LEVEL SECURITY.';
+    end if;
+  end if;
+
+  -- To convert to no zone would make every deadline, and every stamp, NULL.
+  if v_deadline_type not in ('timestamptz'::regtype, 'timestamp'::regtype, 'date'::regtype)
+    or (v_deadline_type <> 'timestamptz'::regtype and policy.zone is null)
+    or v_stamp_type not in ('timestamptz'::regtype, 'timestamp'::regtype, 'date'::regtype)
+    or (v_stamp_type <> 'timestamptz'::regtype and coalesce(policy.stamp_zone, policy.zone) is null)
+    or v_consumed_type not in ('timestamptz'::regtype, 'timestamp'::regtype, 'date'::regtype)
+    or (v_consumed_type <> 'timestamptz'::regtype and coalesce(policy.stamp_zone, policy.zone) is null)
+  then
+    select w.name, format_type(a.atttypid, a.atttypmod) as type, w.base in ('timestamp'::regtype, 'date'::regtype) as unzoned into v_timeless
+      from (values (1, policy.deadline_column, v_deadline_type, policy.zone),
+                   (2, policy.stamp_column, v_stamp_type, coalesce(policy.stamp_zone, policy.zone)),
+                   (3, policy.consumed_stamp_column, v_consumed_type, coalesce(policy.stamp_zone, policy.zone))) as w (place, name, base, zone)
+      join pg_catalog.pg_attribute as a on a.attrelid = v_relation and a.attname = w.name
+     where w.base <> 'timestamptz'::regtype and (w.zone is null or w.base not in ('timestamp'::regtype, 'date'::regtype))
+     order by w.place
+     limit 1;
+    raise datatype_mismatch
+      using message = format('column %I of %s has type %s now, %s', v_timeless.name, v_name, v_timeless.type,
+              case when v_timeless.unzoned then format('and policy %I tells no time zone for it', policy.name)
+                   else format('which is no time that policy %I could work with', policy.name) end),
+            hint = case when v_timeless.unzoned
+              then 'Register the policy again with the zone that its values are meant in, such as zone => ''UTC'', or give the column back its type.'
+              else 'Give the column back a type of timestamp or date, or register another one.' end;
   end if;
 
   -- Nearly always the server's own.

@@ -50,7 +50,7 @@ begin
       perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     exception
       -- The target is not there, or this is no key of it: the books still are.
-      when undefined_table or undefined_column or data_exception or insufficient_privilege then
+      when undefined_table or undefined_column or datatype_mismatch or data_exception or insufficient_privilege then
         v_deadline := null;
     end;
 

@@ -324,6 +324,97 @@ def test_row_level_security_that_came_later_is_refused(core):
     assert core.run() == {"1": "expired"}, "with the rights of a plain role"
 
 
+CLERK = (
+    "create role pgreaper_clerk",
+    "grant usage on schema pgreaper to pgreaper_clerk",
+    "grant execute on all functions in schema pgreaper to pgreaper_clerk",
+    "grant all on all tables in schema pgreaper to pgreaper_clerk",
+    "grant all on all sequences in schema pgreaper to pgreaper_clerk",
+)
+
+
+@pytest.mark.parametrize("reads_as", ["its owner", "whoever asks", "its owner, in a condition"])
+def test_row_level_security_behind_a_view_that_came_later_is_refused(core, reads_as):
+    """42501 for every way in: half of the holds would never expire, and nothing would say so."""
+    if reads_as == "whoever asks" and core.connection.info.server_version < 150000:
+        pytest.skip("views with security_invoker came with PostgreSQL 15")
+    core.do(
+        *CLERK,
+        "create role pgreaper_maker",
+        "create table things (id int primary key, status text, expires_at timestamptz)",
+        "create table shops (thing_id int)",
+        "insert into things select g, 'held', now() - interval '1 hour' from generate_series(1, 10) as g",
+        "insert into shops select g from generate_series(1, 10) as g",
+        {
+            "its owner": "create view open_things as select * from things",
+            "whoever asks": "create view open_things with (security_invoker) as select * from things",
+            "its owner, in a condition": "create view open_things as select * from things as t"
+            " where exists (select from shops as s where s.thing_id = t.id)",
+        }[reads_as],
+        "alter view open_things owner to pgreaper_maker",
+        "grant all on things, shops to pgreaper_clerk, pgreaper_maker",
+        "grant all on open_things to pgreaper_clerk",
+    )
+    core.register(target="open_things", key_columns=["id"])
+    hidden = "shops" if "condition" in reads_as else "things"
+    core.do(
+        f"create policy half on {hidden} using ({'thing_' if 'condition' in reads_as else ''}id % 2 = 0)",
+        f"alter table {hidden} enable row level security",
+        "set local role pgreaper_clerk",
+    )
+    from_whom = "pgreaper_clerk" if reads_as == "whoever asks" else "pgreaper_maker"
+    which = f"public.{hidden}, which view public.open_things reads,"
+    fact = f"row level security of {which} would hide holds from role {from_whom}"
+    for call in (
+        "pgreaper.reaper_claim('p')",
+        "pgreaper._sweep_step('p', 10, 10, 'w', pgreaper._clock(), pgreaper._clock())",
+        "pgreaper.reaper_preview('p')",
+    ):
+        error = core.refused(f"select {call}")
+        assert (error.sqlstate, error.diag.message_primary) == ("42501", fact)
+        assert error.diag.message_hint.startswith("Give that role BYPASSRLS")
+    assert core.rows("select state, reason from pgreaper.status") == [("broken", fact)]
+    core.do("reset role", f"alter role {from_whom} bypassrls", "set local role pgreaper_clerk")
+    assert core.run() == {str(n): "expired" for n in range(1, 11)}
+
+
+TIMELESS = {
+    "deadline": ("expires_at", "timestamp"),
+    "deadline that is a day": ("expires_at", "date"),
+    "deadline that is no time": ("expires_at", "text"),
+    "stamp": ("expired_at", "timestamp"),
+    "stamp that is no time": ("expired_at", "text"),
+    "consumed stamp": ("used_at", "timestamp"),
+}
+
+
+@pytest.mark.parametrize("what", TIMELESS)
+def test_a_time_that_has_lost_its_zone_is_named(core, what):
+    """42804: to convert to no zone would be a syntax error for a deadline, and for a stamp a silent NULL."""
+    column, type_ = TIMELESS[what]
+    core.do(
+        "create table things (id int primary key, expires_at timestamptz, expired_at timestamptz, used_at timestamptz)",
+        "insert into things values (1, now() - interval '3 days')",
+    )
+    core.register(target="things", status_column=None, held=None, expired=None, stamp_column="expired_at",
+                  consumed_stamp_column="used_at")  # fmt: skip
+    core.do(f"alter table things alter {column} type {type_}")
+    error = core.refused("select pgreaper.reaper_claim('p')")
+    assert error.sqlstate == "42804"
+    shown = "timestamp without time zone" if type_ == "timestamp" else type_
+    why, remedy = "and policy p tells no time zone for it", "Register the policy again with the zone"
+    if type_ == "text":
+        why, remedy = "which is no time that policy p could work with", "Give the column back a type"
+    assert error.diag.message_primary == f"column {column} of public.things has type {shown} now, {why}"
+    assert error.diag.message_hint.startswith(remedy)
+    ((state, reason),) = core.rows("select state, reason from pgreaper.status")
+    assert (state, reason) == ("broken", error.diag.message_primary)
+    if type_ != "text":
+        core.register(target="things", status_column=None, held=None, expired=None, stamp_column="expired_at",
+                      consumed_stamp_column="used_at", zone="UTC")  # fmt: skip
+        assert core.claim()
+
+
 def test_a_foreign_key_on_the_key_and_statement_triggers_are_no_obstacle(core):
     """One statement: a statement trigger fires once a batch."""
     core.do(

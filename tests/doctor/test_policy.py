@@ -288,6 +288,32 @@ def test_row_level_security_would_hide_holds(doctor, bookings, db, worker):
     assert "row-security" not in doctor.codes(url=url)
 
 
+@pytest.mark.parametrize("reads_as", ["its owner", "whoever asks"])
+def test_row_level_security_behind_a_view(doctor, holds, db, worker, reads_as):
+    """The table, the view and the role that sees half are named, whoever looks; the remedy is for that role."""
+    if reads_as == "whoever asks" and db.info.server_version < 150000:
+        pytest.skip("views with security_invoker came with PostgreSQL 15")
+    role, url = worker
+    owner = f"{db.info.dbname}_owner"
+    db.execute(f"create role {owner}")
+    try:
+        options = "with (security_invoker)" if reads_as == "whoever asks" else ""
+        db.execute(f"create view mine {options} as select * from holds; alter view mine owner to {owner}")
+        db.execute(f"grant select, update (status) on holds to {owner}")
+        holds.register("view", target="mine")
+        grant_worker(db, role)
+        assert "row-security" not in doctor.codes(url=url)
+        db.execute("alter table holds enable row level security; create policy half on holds using (id % 2 = 0)")
+        guilty = role if reads_as == "whoever asks" else owner
+        finding = doctor.only("row-security", level="error", url=url)
+        assert (finding["policy"], finding["subject"]) == ("view", guilty)
+        assert "security of public.holds, which view public.mine reads, would hide holds from" in finding["fact"]
+        assert doctor.heal("row-security", level="error")["subject"] == guilty
+        assert "row-security" not in doctor.codes(url=url)
+    finally:
+        db.execute(f"drop view mine; drop owned by {owner}; drop role {owner}")
+
+
 # -- triggers
 
 
