@@ -161,3 +161,21 @@ def test_a_deadline_that_the_application_has_cleared(core, two):
     """Without it nobody knows how long ago the hold became due."""
     core.do("alter table holds alter expires_at drop not null", "update holds set expires_at = null where id = 1")
     assert restore(core) == ("not-eligible", "expired", None)
+
+
+def test_a_key_that_the_new_state_is_part_of(core, set_clock):
+    """In a table that is partitioned by state the restored row has another key: it is told, and found again by it."""
+    core.do(
+        "create table things (id int, status text, expires_at timestamptz, primary key (id, status))"
+        " partition by list (status)",
+        "create table h partition of things for values in ('held')",
+        "create table r partition of things default",
+        "insert into things values (1, 'expired', '2030-06-01 12:00Z')",
+    )
+    core.register(target="things", restore_within="10 minutes")
+    set_clock("2030-06-01 12:05Z")
+    arguments = {"policy": "p", "until": "2030-06-01 13:00Z", "reason": "r"}
+    assert core.call("reaper_restore", "key", "outcome", "state", key='["1", "expired"]', **arguments) == [
+        ('["1", "held"]', "restored", "held")
+    ]
+    assert core.column("select key from pgreaper.events where kind = 'restore'") == ['["1", "expired"]']
