@@ -109,11 +109,12 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A claim as a whole: ``holds`` are leased under ``token`` until ``claim_until``."""
+    """A claim as a whole: ``holds`` are leased under ``token`` until ``claim_until``; ``attempt`` counts from 1."""
 
     token: UUID
     holds: int
     claim_until: datetime
+    attempt: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +372,7 @@ class Reaper:
     ) -> Batch | None:
         """:meth:`claim` for whoever needs no keys: one row comes back, or None when there is nothing to do."""
         rows = self._query(
-            "select token, count(*), max(claim_until)" + _CLAIM + " group by token",
+            "select token, count(*), max(claim_until), max(attempt)" + _CLAIM + " group by token",
             policy, batch, worker, rescan, session, skew,
         )  # fmt: skip
         return Batch(*rows[0]) if rows else None
@@ -731,6 +732,24 @@ class Reaper:
             list(policies),
         )
         return {str(name): str(reason) for name, reason in rows}
+
+    def resting(self, policies: Sequence[str]) -> dict[str, str]:
+        """Return those of these policies that are paused or passive, and so claim nothing, and why."""
+        rows = self._query(
+            "select p.name, p.paused_at, p.pause_reason, r.subscription"
+            " from pgreaper.policies as p"
+            " cross join lateral (select case when p.paused_at is null then pgreaper._subscription(p) end)"
+            "   as r (subscription)"
+            " where p.unregistered_at is null and p.name = any(%s::text[])"
+            " and (p.paused_at is not null or r.subscription is not null) order by p.name",
+            list(policies),
+        )
+        return {
+            str(name): f"paused since {since.astimezone(UTC):%Y-%m-%d %H:%M} UTC" + (f": {reason}" if reason else "")
+            if since is not None
+            else f"passive: its rows come through subscription {subscription}, and expire at the publisher"
+            for name, since, reason, subscription in rows
+        }
 
     def rows(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
         """The rows of a statement on pgreaper's views and books; for modules of this package that only read."""

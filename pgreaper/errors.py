@@ -10,7 +10,7 @@ psycopg exception stays reachable as ``original`` for whoever may see it.
 """
 
 import re
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import psycopg
 from psycopg import errors as pg
@@ -148,6 +148,8 @@ _BUSY = frozenset({"40001", "40P01", "55P03"})
 # Classes of trouble that no row is to blame for; 25006 is a read-only node, 25P03 and 25P04 end the session of
 # whoever has a transaction for too long.
 _ENVIRONMENT = ("08", "53", "57P", "58", "25006", "25P03", "25P04")
+READ_ONLY: Final = frozenset({"25006", "RP004"})
+"""SQLSTATEs of a node, or a transaction, that may not write; the connection as such is well."""
 # A statement of ours that names what is not there: schema, function, relation.
 _MISSING = frozenset({"3F000", "42883", "42P01"})
 # The same inside our functions, where the server says of its own accord that a piece is not there.

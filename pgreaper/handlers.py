@@ -35,7 +35,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import quote
 
 from pgreaper.api import EXPIRED, LOCKED, RETRY, TOO_SLOW, Reaper
-from pgreaper.errors import DatabaseBusy, InvalidInput, LeaseLost, QueryCancelled, ReaperError, StatementTimeout
+from pgreaper.errors import (
+    READ_ONLY,
+    DatabaseBusy,
+    InvalidInput,
+    LeaseLost,
+    QueryCancelled,
+    ReaperError,
+    StatementTimeout,
+)
 from pgreaper.logs import WARNING, Event, Log
 from pgreaper.records import Hold
 from pgreaper.text import duration, key, plural, visible
@@ -57,6 +65,8 @@ _LOCKED_TRIES: Final = 5
 _LOCKED_PAUSE: Final = 0.05
 # What could not be settled because something stayed locked is given back after so many times, each of some seconds.
 _BUSY_SETTLES: Final = 2
+# What has cost the connection so many times is not asked again.
+_LOSSES: Final = 2
 # A renewal that did not come about is tried again after that many seconds, and nothing is written until then.
 _RENEW_AGAIN: Final = 0.05
 # A put-off hold comes back after a second at the earliest: a drain must not turn on the spot.
@@ -172,6 +182,10 @@ def load(name: str) -> Handler:
                 f"module {module_name} has no {visible(path)}",
                 hint=_near(part, vars(found) if hasattr(found, "__dict__") else ()),
             ) from None
+        except (Exception, SystemExit) as error:
+            raise InvalidInput(
+                f"{shown} cannot be had, it raises {type(error).__name__}", hint="--debug shows where."
+            ) from error
     what = _unfit(found)
     if what is not None:
         raise InvalidInput(f"{shown} {what}", hint=_WANTED)
@@ -245,25 +259,38 @@ def judge(error: BaseException) -> Verdict:
     Tell what an exception of a handler means for its hold.
 
     Retry, DeadLetter and Skip mean what they say.  TimeoutError, ConnectionError, an unreachable network, and
-    whatever was raised from one of these are transient.  So is what ends a process, such as SystemExit: to
-    the hold it is a crash.  Anything else is permanent.
+    whatever was raised from one of these are transient.  So is KeyboardInterrupt, which ends the run: to the hold
+    it is a crash.  Anything else is permanent, SystemExit too.  Whatever the exception's own attributes raise,
+    there is a verdict.
     """
-    name = type(error).__name__.encode("ascii", "backslashreplace").decode().strip() or "Exception"
-    if isinstance(error, Retry):
-        return Verdict(name, transient=True, retry_in=error.after)
-    if isinstance(error, Skip):
-        return Verdict(name, charged=False, retry_in=error.after)
-    if isinstance(error, DeadLetter):
-        return Verdict(name, final=True)
+    name = "Exception"
     try:
-        return Verdict(name, transient=is_fatal(error) or _is_transient(error))
-    except Exception:  # noqa: BLE001  an attribute of the user's exception raised; the failure is recorded all the same
+        name = type(error).__name__.encode("ascii", "backslashreplace").decode().strip() or name
+        if isinstance(error, Retry):
+            return Verdict(name, transient=True, retry_in=_delay(error.after))
+        if isinstance(error, Skip):
+            return Verdict(name, charged=False, retry_in=_delay(error.after, least=_SHORTEST_SKIP))
+        if isinstance(error, DeadLetter):
+            return Verdict(name, final=True)
+        return Verdict(name, transient=is_interrupt(error) or _is_transient(error))
+    except BaseException:  # noqa: BLE001  code of the user's; the failure is recorded all the same
         return Verdict(name)
 
 
-def is_fatal(error: BaseException) -> bool:
-    """Whether an exception wants to end the process rather than fail a hold."""
-    return not isinstance(error, (Exception, asyncio.CancelledError))
+def is_interrupt(error: BaseException) -> bool:
+    """Whether an exception asks for the end of the run: a person does, whatever else a handler raises does not."""
+    return isinstance(error, KeyboardInterrupt)
+
+
+def wants_out(error: BaseException) -> bool:
+    """Whether an exception would end a process if nobody caught it, SystemExit for one."""
+    return not isinstance(error, (Exception, asyncio.CancelledError, KeyboardInterrupt))
+
+
+def name_of(handler: Handler) -> str:
+    """``package.module:function``, as far as it can be told."""
+    inner = handler if hasattr(handler, "__qualname__") else type(handler)
+    return f"{inner.__module__}:{inner.__qualname__}"
 
 
 def _is_transient(error: BaseException, depth: int = 8) -> bool:
@@ -392,7 +419,12 @@ class Pool:
     def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
-            loop.run_forever()
+            while True:
+                try:
+                    loop.run_forever()
+                except (SystemExit, KeyboardInterrupt):
+                    continue  # Of a task: who awaits it gets it too, and the other calls go on.
+                return
         finally:
             loop.close()
 
@@ -476,9 +508,10 @@ class Report:
     What became of one lease.
 
     ``lost`` holds are somebody else's by now, ``released`` ones were given back; ``skipped`` ones were put off by
-    the handler, counted by the class that it raised.  ``error`` ended the lease early; ``fatal`` was raised by a
-    handler that wants the process to end; ``same`` is how often in a row the handler failed, and with what;
-    ``too_slow`` how many transitions in a row outlasted the statement timeout, each alone.
+    the handler, counted by the class that it raised.  ``error`` ended the lease early, and ``cut_off`` says that
+    it cost the connection again when it was asked again; ``interrupted``: a handler raised KeyboardInterrupt;
+    ``exits`` counts what would have ended the process; ``same`` is how often in a row the handler failed, and with
+    what; ``too_slow`` how many transitions in a row outlasted the statement timeout, each alone.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -486,13 +519,23 @@ class Report:
     released: int = 0
     lost: int = 0
     error: ReaperError | None = None
-    fatal: BaseException | None = None
+    cut_off: bool = False
+    interrupted: bool = False
+    exits: Counter[str] = field(default_factory=Counter)
     same: tuple[str, int] = ("", 0)
     too_slow: int = 0
 
 
 class _Lapsed(LeaseLost):
     """The lease could not be renewed before its end: it may be somebody else's, whatever the database would say."""
+
+
+class _CutOff(ReaperError):
+    """The same question has cost the connection twice."""
+
+    def __init__(self, trouble: ReaperError) -> None:
+        super().__init__(trouble.message)
+        self.trouble = trouble
 
 
 class _Watch:
@@ -598,6 +641,11 @@ class Shift:
             except LeaseLost as error:
                 self._abandon(error)
                 self.report.lost += self._left
+            except _CutOff as error:
+                # Not given back: whatever kills its backend is charged as a crash when the lease has lapsed.
+                self.report.error, self.report.cut_off = error.trouble, True
+                self.report.lost += self._left
+                self._tell()
             except ReaperError as error:
                 self.report.error = error
                 self._give_back()
@@ -674,10 +722,11 @@ class Shift:
             if mine is None or mine[0] is not call:
                 continue  # Of a lease that was lost.
             del self._running[call.key]
-            if error is not None and is_fatal(error):
-                self.report.fatal = error
-                self._closing = True
+            if error is not None and is_interrupt(error):
+                self.report.interrupted = self._closing = True
                 self._leave_at = min(self._leave_at, time.monotonic() + self._grace)
+            elif error is not None and wants_out(error):
+                self.report.exits[judge(error).error_class] += 1
             self._ended(call.key, error)
         if self._lease < math.inf:
             self._tell_of_slow_calls()
@@ -761,8 +810,9 @@ class Shift:
         Run one call under the lease, on a new connection if need be, and there only after a renewal.
 
         Nothing is sent once the lease has lapsed by our own clock.  What is ``ending`` the lease needs it no more:
-        whether the token is still good is the database's to say.
+        whether the token is still good is the database's to say.  What costs the connection twice is not asked again.
         """
+        losses = 0
         while True:
             if self._watch.lapsed and not ending:
                 raise _Lapsed("the lease could not be renewed before its end")
@@ -774,6 +824,9 @@ class Shift:
             except ReaperError as trouble:
                 if not self._desk.is_lost(trouble):
                     raise
+                losses += trouble.sqlstate not in READ_ONLY
+                if losses == _LOSSES:
+                    raise _CutOff(trouble) from None
                 self._unproven = True
                 self._desk.reconnect(trouble)
 

@@ -30,6 +30,7 @@ from psycopg import IsolationLevel
 from pgreaper.api import DEAD_LETTER, EXPIRED, LOCKED, RETRY, TOO_SLOW, Batch, Look, Reaper, ServerState
 from pgreaper.connection import Address, Unreachable, connect, worker_name
 from pgreaper.errors import (
+    READ_ONLY,
     AccessDenied,
     DatabaseBusy,
     DatabaseUnavailable,
@@ -70,6 +71,10 @@ _BACKOFF_FIRST: Final = 0.1
 _BACKOFF_CAP: Final = 30.0
 # Deadlocks and the like: this many tries, the pauses growing from a few milliseconds.
 _BUSY_TRIES: Final = 6
+# A claim whose transition has cost so many connections is left to lapse: some hold of it may kill its backend.
+_LOSSES: Final = 2
+# A run that ends leaves a policy after so many of those.
+_LEFT_CLAIMS: Final = 4
 # A policy of which so many batches in a row found only locked rows is left for the next run.
 _STALLED_BATCHES: Final = 8
 # So many holds in a row that take too long, each alone, speak of the policy.
@@ -95,6 +100,10 @@ _COMPARE_EVERY: Final = 60.0
 _SKEW_TOLERATED: Final = 1.0
 # While connecting nothing is held, so there is nothing to wait for.
 _CONNECT_GRACE: Final = 1.5
+# Calls that keep every place although their time is over are waited for at most so many seconds.
+_LONGEST_CROWD: Final = 60.0
+HANDLER_TIMEOUT: Final = 300.0
+"""Seconds that a call may take unless somebody says otherwise: one that hangs must not keep the other policies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +125,7 @@ class Settings:
     shutdown_timeout: float = 20.0
     handler: "Handler | None" = None
     concurrency: int = 8
-    handler_timeout: float | None = None
+    handler_timeout: float | None = HANDLER_TIMEOUT
     fail_on_dead_letter: bool = False
     every_batch: bool = False
 
@@ -127,8 +136,9 @@ class PolicyRun:
     What a run did for one policy.
 
     ``error`` is the last failure of a batch as a whole; ``reasons`` counts the failed holds by error class,
-    SQLSTATE and constraint; ``suspended`` says why the policy is, if it is.  ``skipped`` holds were put off by
-    the handler; ``dead`` is how many dead letters there are, in a run that was asked to look.
+    SQLSTATE and constraint; ``suspended`` says why the policy is, if it is.  ``resting`` says that it is paused or
+    passive, and so that nothing of it was looked for.  ``skipped`` holds were put off by the handler; ``dead`` is
+    how many dead letters there are, in a run that was asked to look.
     """
 
     policy: str
@@ -143,6 +153,7 @@ class PolicyRun:
     failures: int = 0
     reasons: Counter[tuple[str, str | None, str | None]] = field(default_factory=Counter)
     suspended: str | None = None
+    resting: str | None = None
 
     @property
     def failed(self) -> bool:
@@ -387,8 +398,15 @@ class _Turn:
         self.misses = 0
         self.busy = 0
         self.failures = 0
+        # How often in a row this policy's turn has cost the connection, and how many claims were left for it.
+        self.losses = 0
+        self.left = 0
+        self.was_suspended = False
         self.same = ("", 0)
         self.too_slow = 0
+        # What failed in this run, and whether the last claim was given back for it.
+        self.tried: set[str] = set()
+        self.tried_again = False
         self._told: dict[str, float] = {}
         # What was not told yet, because the like of it was.
         self.untold: Counter[object] = Counter()
@@ -606,7 +624,7 @@ class Worker:
                 except (DatabaseUnavailable, WrongTransaction) as trouble:
                     self._busy += time.monotonic() - began
                     self._reconnect(trouble)
-                    progressed = True
+                    progressed = self._cut_off(turn, trouble)
                 else:
                     self._busy += time.monotonic() - began
                 self._after(turn, progressed=progressed)
@@ -653,6 +671,34 @@ class Worker:
         else:
             return False
         return True
+
+    def _cut_off(self, turn: _Turn, trouble: ReaperError) -> bool:
+        """
+        The connection was lost in this policy's turn, and is there again.  Whether to go on as if nothing had been.
+
+        Once is nobody's fault.  Twice in the same work may be a hold that kills its backend: its claim lapses, is
+        charged as a crash, and comes back in ever smaller batches; meanwhile the other policies are served.
+        """
+        turn.losses += 1
+        if turn.losses < _LOSSES:
+            return True
+        turn.losses = 0
+        turn.left += 1
+        turn.shrink(turn.batch)
+        error = DatabaseUnavailable(
+            "the connection was lost twice in the same work",
+            hint="A trigger that ends its own session does that, and so does a network that cuts long statements.",
+            sqlstate=trouble.sqlstate,
+            original=trouble.original,
+        )
+        self._failed(
+            turn,
+            self._run_of(turn),
+            error,
+            rest="what it had claimed is left to lapse",
+            final=turn.left >= _LEFT_CLAIMS,
+        )
+        return not (self.settings.daemon or turn.done)
 
     def _limit_reached(self) -> str | None:
         s = self.settings
@@ -702,14 +748,18 @@ class Worker:
             if self._is_lost(error):
                 raise
             if not (isinstance(error, DatabaseBusy) and self._makes_way(turn)):
-                self._failed(turn, run, error)
+                self._failed(turn, run, _in_spite(error))
             return False
         if batch is None:
+            turn.losses = 0
             turn.done = not self.settings.daemon
             return False
 
         run.claims += 1
         run.claimed += batch.holds
+        if turn.tried and batch.attempt > 1 and not self.settings.daemon and self._was_tried(turn, batch):
+            return self._put_off(turn, run, batch)
+        turn.tried_again = False
         if self._pool is not None:
             return self._hand_over(turn, run, batch)
         try:
@@ -720,9 +770,10 @@ class Worker:
             self._lost(turn, batch)
             return True
         except ReaperError as error:
-            self._give_back(batch, run)
             if self._is_lost(error):
+                run.lost += batch.holds  # It lapses: nobody is there to give it back.
                 raise
+            self._give_back(batch, run)
             if isinstance(error, QueryCancelled) and batch.holds > 1 and not self._stop.requested:
                 told = turn.ceiling < turn.full_batch
                 turn.shrink(batch.holds)
@@ -745,7 +796,7 @@ class Worker:
                         )
                     )
                 return True
-            self._failed(turn, run, error)
+            self._failed(turn, run, _in_spite(error))
             return False
 
         run.outcomes.update(outcomes)
@@ -761,6 +812,22 @@ class Worker:
         if self.settings.batch is None:
             turn.pace(batch.holds, time.monotonic() - began)
         return True
+
+    def _was_tried(self, turn: _Turn, batch: Batch) -> bool:
+        """Whether a claim of retries has a hold that failed in this run already."""
+        if self._pool is not None:
+            return any(hold.key in turn.tried for hold in self._holds)
+        try:
+            return not turn.tried.isdisjoint(self._patiently(lambda r: r.leased_keys(batch.token)))
+        except ReaperError:
+            return False  # The transition meets the same trouble, and knows what to do.
+
+    def _put_off(self, turn: _Turn, run: PolicyRun, batch: Batch) -> bool:
+        """No hold is tried twice in a run that ends.  Claims of retries alternate with fresh ones: two are the end."""
+        self._give_back(batch, run)
+        turn.done = turn.tried_again
+        turn.tried_again = True
+        return not turn.done
 
     def _did(self, turn: _Turn, batch: Batch, outcomes: Counter[str], seconds: float) -> None:
         """A batch, for whoever wants to hear of each."""
@@ -797,11 +864,12 @@ class Worker:
             )
 
     def _wait_for_a_place(self, pool: "Pool") -> None:
-        """Wait a second for a call to end.  Where calls have a time limit, twice that without one is the end."""
+        """Wait a second for a call to end.  Where calls have a time limit, as long again, or a minute, is the end."""
         now = time.monotonic()
         if not pool.finished():
             self._crowded_since = self._crowded_since or now
-            limit = max(self.settings.handler_timeout or math.inf, 1.0)
+            timeout = self.settings.handler_timeout
+            limit = math.inf if timeout is None else min(max(timeout, 1.0), _LONGEST_CROWD)
             if now - self._crowded_since >= limit:
                 raise _no_place(pool.concurrency)
             pool.wait(min(1.0, limit), self._stop.fileno())
@@ -844,15 +912,20 @@ class Worker:
         self._did(turn, batch, report.outcomes, time.monotonic() - began)
         if report.outcomes[RETRY] + report.outcomes[DEAD_LETTER] > 0:
             self._explain(turn, run, batch, apart=report.skipped)
-        if report.fatal is not None:
-            raise report.fatal
+        if report.exits and turn.may_tell("exit"):
+            self._tell_of_exits(turn, report.exits)
+        if report.interrupted:
+            raise KeyboardInterrupt
         if turn.too_slow >= _SAME and not self._stop.requested:
             self._failed(turn, run, _all_too_slow(turn.too_slow), rest="the rest is left for the next run")
             return False
         if report.error is not None:
+            if report.cut_off:
+                turn.losses = _LOSSES - 1  # It was asked again already.
+                raise report.error
             if self._is_lost(report.error):
                 raise report.error
-            self._failed(turn, run, report.error)
+            self._failed(turn, run, _in_spite(report.error))
             return False
         if turn.same[1] >= SAME and not self._stop.requested:
             self._failed(turn, run, _always_fails(*turn.same), rest="the rest is left for the next run")
@@ -860,10 +933,29 @@ class Worker:
         self._settled(turn, report.outcomes)
         return True
 
+    def _tell_of_exits(self, turn: _Turn, kinds: Counter[str]) -> None:
+        """A handler that wants to end the process ends its call and nothing else."""
+        from pgreaper.handlers import name_of
+
+        assert self.settings.handler is not None  # noqa: S101
+        name = visible(name_of(self.settings.handler))
+        self._log(
+            Event(
+                "handler.exited",
+                f"policy {visible(turn.policy)}: the handler {name} raised {', '.join(sorted(kinds))}:"
+                " that fails its call, and does not end the process",
+                WARNING,
+                policy=turn.policy,
+                counts={"calls": kinds.total()},
+            )
+        )
+
     def _settled(self, turn: _Turn, outcomes: Counter[str]) -> None:
         """A batch went as it should; what that says about the next."""
         all_locked = 0 < outcomes[LOCKED] == outcomes.total()
-        turn.failures = 0
+        if (turn.failures > 0 and not all_locked) or (turn.was_suspended and outcomes[EXPIRED] > 0):
+            self._works_again(turn)
+        turn.failures = turn.losses = 0
         if turn.too_slow > 0:
             pass  # One hold after another fails: no time for larger batches.
         elif not outcomes[LOCKED]:
@@ -883,6 +975,12 @@ class Worker:
             turn.resume_at = time.monotonic() + _backoff(turn.stalled, first=0.02, cap=cap)
         if self._on_batch is not None:
             self._on_batch(self)
+
+    def _works_again(self, turn: _Turn) -> None:
+        after = f", after {plural(turn.failures, 'failure')} in a row" if turn.failures else ""
+        turn.was_suspended = False
+        text = f"policy {visible(turn.policy)} works again{after}"
+        self._log(Event("policy.works-again", text, policy=turn.policy, counts={"failures": turn.failures}))
 
     def _claim(self, turn: _Turn) -> Batch | None:
         size = turn.batch
@@ -915,15 +1013,16 @@ class Worker:
                 lambda r: r.claim(turn.policy, batch=size, worker=self.name, rescan=rescan, session=session, skew=skew)
             )
             first = self._holds[0] if self._holds else None
-            batch = None if first is None else Batch(first.token, len(self._holds), first.claim_until)
+            batch = None if first is None else Batch(first.token, len(self._holds), first.claim_until, first.attempt)
         if rescan:
             turn.rescanned(began, time.monotonic() - began)
         turn.busy = 0
         return batch
 
     def _settle(self, turn: _Turn, batch: Batch) -> Counter[str]:
-        """Expire a claim, through deadlocks and through lost connections: asking again is safe."""
+        """Expire a claim, through deadlocks and a lost connection: asking again is safe, but not for ever."""
         blamed = False
+        losses = 0
         while True:
             try:
                 return self._patiently(lambda r: r.expire_batch(batch.token))
@@ -933,6 +1032,10 @@ class Worker:
                     self._blame(turn, batch)
                     continue
                 if not self._is_lost(trouble) or self._stop.requested:
+                    raise
+                losses += trouble.sqlstate not in READ_ONLY
+                if losses == _LOSSES:
+                    turn.losses = _LOSSES - 1
                     raise
                 self._reconnect(trouble)
 
@@ -946,8 +1049,18 @@ class Worker:
         """Whether another connection is needed: this one is dead, or leads to a node that cannot work."""
         if not isinstance(trouble, (DatabaseUnavailable, WrongTransaction)):
             return False
-        state = trouble.sqlstate or ""
-        return self._connection is None or self._connection.closed or state.startswith(("25", "57P", "RP004"))
+        connection = self._connection
+        if connection is None or connection.closed:
+            return True
+        if not (trouble.sqlstate or "").startswith(("25", "57P", "RP004")):
+            return False
+        # A trigger may say so too.  Whether the node can work is for the node to say.
+        try:
+            with self._lifeline.call():
+                now = Reaper(connection).server()
+        except ReaperError:
+            return True
+        return now.read_only or self._server is None or now.isolation != self._server.isolation
 
     def _give_back(self, batch: Batch, run: PolicyRun) -> None:
         """Release a claim if that is possible now; otherwise its lease lapses."""
@@ -958,9 +1071,15 @@ class Worker:
             run.lost += batch.holds
 
     def _failed(
-        self, turn: _Turn, run: PolicyRun, error: ReaperError, rest: str = "nothing of that batch was changed"
+        self,
+        turn: _Turn,
+        run: PolicyRun,
+        error: ReaperError,
+        rest: str = "nothing of that batch was changed",
+        *,
+        final: bool = True,
     ) -> None:
-        """A batch raised: say so and go on with the other policies."""
+        """A batch raised: say so and go on with the other policies; a run that ends is done with this one if final."""
         if self._stop.requested:
             raise _Stopped  # We cancelled it ourselves.
         if error.sqlstate == "55P03":
@@ -979,7 +1098,7 @@ class Worker:
             rest = f"trying again in {duration(pause)}"
             news = turn.may_tell(error.message)
         else:
-            turn.done = True
+            turn.done = final
         if news or turn.failures <= _TOLD_FAILURES:
             self._log(
                 Event(
@@ -1024,12 +1143,15 @@ class Worker:
         except ReaperError:
             return  # The books have it; the count is in the outcomes.
         for f in failures:
+            if not self.settings.daemon:
+                turn.tried.update(f.keys)
             if f.error_class in apart:
                 continue  # Not failed: put off.
             run.reasons[f.error_class, f.sqlstate, f.constraint_name] += f.holds
             self._tell_failure(turn, batch, f)
         for reason in suspended.values():
             run.suspended = reason
+            turn.was_suspended = True
             if turn.may_tell(reason):
                 text = f"policy {visible(turn.policy)} is suspended, no hold is charged: {reason}"
                 self._log(Event("policy.suspended", text, ERROR, policy=turn.policy))
@@ -1067,6 +1189,10 @@ class Worker:
                     self._run_of(turn).dead = n
                     text = f"policy {visible(turn.policy)} has {plural(n, 'dead letter')}"
                     self._log(Event("policy.dead-letters", text, ERROR, policy=turn.policy, counts={"dead_letters": n}))
+        if idle := [t.policy for t in self._turns if not self._run_of(t).claims]:
+            for policy, why in self._retrying(lambda r: r.resting(idle)).items():
+                self.result.policies[policy].resting = why
+                self._log(Event("policy.resting", policy=policy))
         names = [t.policy for t in self._turns if not self._run_of(t).suspended]
         found = self._retrying(lambda r: r.suspended(names)) if names else {}
         for turn in self._turns:
@@ -1116,7 +1242,7 @@ class Worker:
         except QueryCancelled as error:
             cancelled = self._timed_out(connection, error, time.monotonic() - began) or error
         except DatabaseUnavailable as error:
-            if error.sqlstate != "25P04" or self._stop.requested:
+            if error.sqlstate != "25P04" or self._stop.requested or not connection.closed:
                 raise
             # transaction_timeout bounds a statement too, and takes the session with it.
             self._reconnect(error)
@@ -1423,6 +1549,19 @@ def _translated() -> Iterator[None]:
         failure = translate(error)
     if failure is not None:
         raise failure
+
+
+def _in_spite(error: ReaperError) -> ReaperError:
+    """What sounds like a node that cannot work came from one that can: say whose word it is."""
+    state = error.sqlstate or ""
+    if not isinstance(error, DatabaseUnavailable) or not state.startswith(("25", "57P")):
+        return error
+    return DatabaseUnavailable(
+        f"a trigger, or what it calls, raised SQLSTATE {state}; the server itself is up and takes writes",
+        hint="Nobody was charged; mend the trigger, or what it connects to.",
+        sqlstate=state,
+        original=error.original,
+    )
 
 
 def _always_fails(error_class: str, times: int) -> ReaperError:

@@ -17,7 +17,7 @@ from pgreaper.errors import ReaperError
 from pgreaper.logs import ERROR, Event, as_text
 from pgreaper.logs import as_json as line_of_json
 from pgreaper.text import count, duration, one_line, visible
-from pgreaper.worker import PolicyRun, Run, Settings, Worker
+from pgreaper.worker import HANDLER_TIMEOUT, PolicyRun, Run, Settings, Worker
 
 # A drain that is over by then needs no progress.
 _SHOW_AFTER = 1.0
@@ -40,7 +40,7 @@ def _port(_ctx: click.Context, _param: click.Parameter, value: int | None) -> in
 @click.option("--handler", metavar="MODULE:FUNCTION", help="Call this function for each hold before it expires.")
 @click.option("--concurrency", type=CALLS, metavar="N", help="Calls of the handler at once.  [default: 8]")
 @click.option("--handler-timeout", type=SECONDS, metavar="SECONDS",
-              help="Longest time for a call; then its hold is to be tried again.  [default: none]")  # fmt: skip
+              help="Longest time for a call; then its hold is to be tried again.  [default: 300]")  # fmt: skip
 @click.option("--fail-on-dead-letter", is_flag=True,
               help="Exit 1 while dead letters wait, not only when new ones come about.")  # fmt: skip
 @click.option("--poll", type=SECONDS, default=5, show_default=True, metavar="SECONDS",
@@ -90,9 +90,10 @@ def work(
     A handler is a function, or an async one, of one argument: the call, with policy,
     key, deadline, attempt, payload and idempotency_key. It is called at least once
     per hold. If it returns, the hold expires; it may raise Retry, Skip or
-    DeadLetter of pgreaper.handlers. Any other error fails the hold. When the time
-    of --handler-timeout is over, an async call is cancelled; another one cannot be,
-    and keeps its place among the --concurrency until it ends.
+    DeadLetter of pgreaper.handlers. Any other error fails the hold, SystemExit too.
+    When the time of --handler-timeout is over, an async call is cancelled; another
+    one cannot be, and keeps its place among the --concurrency until it ends. While
+    calls run, the worker's other policies wait: that is why there always is a limit.
 
     What it says on stderr are keys, counts and error classes: no value of a row, no
     text of an error, no password. Only --debug shows what the server said.
@@ -138,7 +139,7 @@ def work(
                 shutdown_timeout=shutdown_timeout,
                 handler=function,
                 concurrency=concurrency or 8,
-                handler_timeout=handler_timeout,
+                handler_timeout=handler_timeout or HANDLER_TIMEOUT,
                 fail_on_dead_letter=fail_on_dead_letter,
                 every_batch=log_level == "debug",
             ),
@@ -161,11 +162,9 @@ def work(
     except ReaperError as error:
         screen.refused(error)
         raise
-    except SystemExit as error:
-        # Of a handler: what is not a number Python would print, and it may tell of a person.
-        if not isinstance(error.code, (int, type(None))):
-            raise SystemExit(1) from None
-        raise
+    except SystemExit:
+        # Of code that a handler brought along: whoever restarts what failed must hear of it.
+        raise ReaperError("something raised SystemExit where only this command ends itself") from None
     finally:
         screen.clear()
         if endpoint is not None:
@@ -300,6 +299,7 @@ def _document(run: Run) -> dict[str, Any]:
                 "dead": p.dead,
                 "outcomes": {outcome: p.outcomes[outcome] for outcome in OUTCOMES},
                 "suspended": p.suspended,
+                "resting": p.resting,
                 "failed": [
                     {"error_class": kind, "sqlstate": state, "constraint": constraint, "holds": holds}
                     for (kind, state, constraint), holds in p.reasons.items()
@@ -340,8 +340,14 @@ def _tell(run: Run) -> None:
         if run.expired:
             click.echo(total + _why(run))
         elif not lines and sys.stdout.isatty() and run.ended in ("drained", "once"):
+            resting = [p for p in run.policies.values() if p.resting]
             if any(p.failed for p in run.policies.values()):
                 click.echo("nothing was done")
+            elif resting:
+                for p in resting:
+                    click.echo(f"{visible(p.policy)}: {one_line(p.resting or '')}")
+                if len(resting) < len(run.policies):
+                    click.echo("of the other policies nothing is due")
             else:
                 click.echo(
                     "nothing is due" if run.policies else "no policy is registered: `pgreaper register` adds one"
