@@ -57,7 +57,7 @@ def report(
     if as_json:
         emit("report", **document(found))
     elif html != "-":
-        click.echo(f"{found.headline}  {visible(str(html), 200)}", err=True)
+        click.echo(f"{found.headline}  {visible(str(html), 200)}")
 
 
 def _write(target: str, text: str) -> None:

@@ -71,6 +71,9 @@ TABLE = {
     "prune": Row("", "dry_run ended seconds calls removed policies", reading=75),
     "verify": Row("holds", "holds checks exit_code", unknown=2),
     "metrics": Row("", "policies unread"),
+    "report": Row(
+        "holds --html=/dev/null", "database at since until step_seconds headline kept policies more", unknown=2
+    ),
     "history": Row("holds 1", "policy key entries", unknown=2),
     "dead list": Row("holds", "more dead_letters", unknown=2),
     "dead show": Row("holds 1", "policy key dead_letter", unknown=2),

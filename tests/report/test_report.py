@@ -271,8 +271,8 @@ def test_the_file_is_written_whole_or_not_at_all(db, holds, dsn, in_process, tmp
     there.write_text("old")
     inode = there.stat().st_ino
     done = in_process("report", "--html", str(there))
-    assert (done.code, done.out) == (0, "")
-    assert done.err.startswith("Nothing was due in this time.")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == f"Nothing was due in this time.  {there}\n"
     assert there.read_text().endswith("</html>\n")
     assert there.stat().st_ino != inode
     assert stat.S_IMODE(there.stat().st_mode) & 0o044
