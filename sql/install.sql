@@ -81,7 +81,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/_retries.sql
 \ir functions/_allowance.sql
 \ir functions/_suspicion.sql
-\ir functions/_youngest.sql
+\ir functions/_probe.sql
 
 -- What failed, and when it may be tried again.
 \ir functions/_error_class.sql
@@ -101,6 +101,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/_held_again.sql
 \ir functions/_attempt.sql
 \ir functions/_classify.sql
+\ir functions/_foreign_cancel.sql
 \ir functions/_transition.sql
 
 -- Claim and expire.

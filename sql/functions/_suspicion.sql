@@ -2,7 +2,7 @@
 --
 -- `suspect` from the moment when many holds failed alike with no success between, until
 -- one succeeds after all.  A suspect policy rests until `until`, then it is tried with a
--- few holds from the young end of the backlog: if the oldest are guilty, these are not.
+-- few holds from another place of the backlog each time (`_probe`): if the oldest are guilty, others are not.
 create function pgreaper._suspicion(
   policy pgreaper.policies,
   cursor pgreaper.cursors,

@@ -37,6 +37,7 @@ declare
   v_result record;
   v_blamed pgreaper.policies := v_policy;
   v_began constant timestamptz := clock_timestamp();
+  v_context text;
   v_step pgreaper._step := row(0, 0, 0, 0, _sweep_step.start, false, false, false)::pgreaper._step;
 begin
   perform pgreaper._require_writable();
@@ -81,7 +82,7 @@ begin
 
   -- Only failures whose time had come when the run began: none is tried twice in a run.
   if v_suspicion.suspect then
-    v_batch := pgreaper._youngest(v_policy, v_target, v_now);
+    v_batch := pgreaper._probe(v_policy, v_target, v_now);
   else
     v_batch := pgreaper._retries(v_policy, v_target, _sweep_step.run_start, v_wanted);
   end if;
@@ -105,10 +106,14 @@ begin
       v_step.taken := coalesce(cardinality(v_try.done), 0);
     exception
       when query_canceled then
-        if not pgreaper._outlasted(v_began) then
-          raise;
+        get stacked diagnostics v_context = pg_exception_context;
+        if not pgreaper._foreign_cancel(v_context) then
+          if not pgreaper._outlasted(v_began) then
+            raise;
+          end if;
+          v_step.timed_out := true;
         end if;
-        v_step.timed_out := true;
+        v_step.taken := 0;
       when assert_failure or others then
         v_step.taken := 0;
     end;
@@ -159,8 +164,12 @@ begin
   perform pgreaper._spend(v_policy, v_now, v_step.taken);
   if v_batch.origin = 'fresh' then
     select max(d.deadline) into v_step.last_deadline from unnest(v_batch.deadlines) as d (deadline);
-    -- A step that found nothing but locked rows, and got no further, is the last.
-    v_step.more := v_step.locked < v_step.taken or v_step.last_deadline is distinct from _sweep_step.start;
+    -- A step that found nothing but locked holds, and got no further: what is due later must not
+    -- wait for a whole batch that has one deadline.  The next instant is the next deadline there can be.
+    if v_step.locked = v_step.taken and v_step.last_deadline = _sweep_step.start then
+      v_step.last_deadline := v_step.last_deadline + interval '1 microsecond';
+    end if;
+    v_step.more := v_step.locked < v_step.taken or _sweep_step.start is null or v_step.last_deadline > _sweep_step.start;
   else
     v_step.more := v_batch.origin = 'retry' or v_step.locked < v_step.taken;
   end if;

@@ -13,14 +13,17 @@
 -- Promises
 --   * Each key comes back once: in `expired`, or with its outcome in `others`.
 --   * A retry that turns out to be locked comes back after a second, not at once and for ever.
---   * A hold whose trigger or key waits for somebody's lock is `locked`, not charged; after
---     a few such waits the rest of the batch is left for the next round.  A trigger that
---     only says RAISE with such a code waits for nobody: a transient failure of its hold.
+--   * A hold whose trigger or key waits for somebody's lock is `locked`, not charged, and the
+--     others expire.  Each wait may take half as long as the one before it, down to a
+--     millisecond, so all of them together cost about two of the first.  A trigger that only
+--     says RAISE with such a code waits for nobody: a transient failure of its hold.
 --   * A table that is locked as a whole is not waited for: 55P03, and nobody is charged.
 --   * Trouble of the environment is charged to nobody: it is raised, and so is a missing
 --     right, unless other holds of the batch are settled.  Then the hold that met it is
 --     `locked`, and a right that was missing beside holds that expired is its own failure.
+--     After five holds alone that met it, and no success, only a few of the others are tried.
 --   * A canceled statement is nobody's failure here: that goes up to whoever knows who canceled.
+--     A trigger that raises that code, or hands it on from another server, fails by itself: transient.
 --
 -- Raises
 --   RP005  a piece of pgreaper is missing, as after half an upgrade; nobody is charged.
@@ -40,7 +43,7 @@ security invoker
 as $function$
 declare
   c_same constant integer := 8;
-  c_waits constant integer := 10;
+  c_alone constant integer := 5;
   v_size constant integer := cardinality(batch.keys);
   v_from integer := 1;
   v_to integer := v_size;
@@ -58,7 +61,8 @@ declare
   v_environment boolean;
   v_trouble text[];
   v_who text;
-  v_waits integer := 0;
+  v_alone integer := 0;
+  v_skip integer := 0;
   v_same integer := 0;
   v_suspended boolean := false;
   v_locked text[] := '{}';
@@ -77,15 +81,20 @@ begin
         batch.keys[v_from:v_to], case when target.plain then batch.hints[v_from:v_to] end);
       v_sqlstate := null;
     exception
-      -- OTHERS leaves out a failed ASSERT.
-      when assert_failure or others then
+      -- OTHERS leaves out a failed ASSERT and a cancel.
+      when assert_failure or query_canceled or others then
         get stacked diagnostics v_sqlstate = returned_sqlstate, v_constraint = constraint_name,
           v_message = message_text, v_detail = pg_exception_detail, v_hint = pg_exception_hint,
           v_context = pg_exception_context;
+        if v_sqlstate = '57014' and not pgreaper._foreign_cancel(v_context) then
+          raise;
+        end if;
     end;
 
     if v_sqlstate is null then
       expired := expired || v_done;
+      v_alone := 0;
+      v_skip := 0;
       -- Widen again: the guilty are few.
       v_width := 2 * (v_to - v_from + 1);
       v_from := v_to + 1;
@@ -105,7 +114,7 @@ begin
     end if;
 
     -- Perhaps a matter of this hold, perhaps of all: a few more tries tell.
-    v_environment := substr(v_sqlstate, 1, 2) in ('08', '25', '53', '57', '58', 'XX')
+    v_environment := (substr(v_sqlstate, 1, 2) in ('08', '25', '53', '57', '58', 'XX') and v_sqlstate <> '57014')
       or (v_sqlstate = '42501' and cardinality(expired) = 0);
     if v_environment then
       -- The server's own words about a statement name objects; a trigger's may say anything.
@@ -125,10 +134,13 @@ begin
       if v_who is not null and cardinality(expired || v_failed) = 0 then
         raise lock_not_available using message = v_who, hint = 'Nothing happened; try again.';
       end if;
-      v_waits := case when v_who is null then v_waits + 1 else c_waits end;
-      if v_waits >= c_waits then
+      if v_who is not null then
         v_locked := v_locked || batch.keys[v_from:v_size];
         exit;
+      end if;
+      -- Whoever has it has it for long: the next ones need not be waited for as patiently.
+      if not v_environment then
+        perform set_config('lock_timeout', greatest(1, extract(epoch from current_setting('lock_timeout')::interval) * 1000 / 2)::integer::text, true);
       end if;
     end if;
     if v_from < v_to then
@@ -158,6 +170,17 @@ begin
           v_failed := v_failed || batch.keys[v_from + 1:v_size];
           exit;
         end if;
+      end if;
+    end if;
+    -- Hold after hold met trouble of the environment, or a missing right, alone: it may be a tenant's
+    -- at the head.  The others are tried at ever greater distances, so that a node that
+    -- is in trouble is not asked hundreds of times.
+    if v_environment then
+      v_alone := v_alone + 1;
+      if v_alone >= c_alone then
+        v_skip := greatest(1, 2 * v_skip);
+        v_locked := v_locked || batch.keys[v_from + 1:least(v_size - 1, v_from + v_skip)];
+        v_from := case when v_from < v_size then least(v_size - 1, v_from + v_skip) else v_from end;
       end if;
     end if;
     v_from := v_from + 1;
@@ -196,7 +219,7 @@ begin
            group by f.sqlstate, f.name
         ) as f
        cross join lateral pgreaper._fail(policy, _transition.clock, f.keys, f.deadlines, _transition.token, _transition.worker,
-              transient => coalesce(f.sqlstate in ('40001', '40P01', '55P03'), false), error_class => pgreaper._error_class(f.sqlstate), sqlstate => f.sqlstate,
+              transient => coalesce(f.sqlstate in ('40001', '40P01', '55P03', '57014'), false), error_class => pgreaper._error_class(f.sqlstate), sqlstate => f.sqlstate,
               constraint_name => f.name) as c);
   end if;
 

@@ -8,7 +8,7 @@
 --
 -- `skew` is by how much the worker's clock is ahead of the database's; it is only shown.
 --
--- A policy whose holds all fail alike rests, and is then tried with a few of the youngest.
+-- A policy whose holds all fail alike rests, and is then tried with a few from elsewhere.
 --
 -- Promises
 --   * Concurrent claims share no hold.
@@ -112,7 +112,7 @@ begin
 
   v_batch := v_fresh;
   if v_suspicion.suspect then
-    v_batch := pgreaper._youngest(v_policy, v_target, v_now);
+    v_batch := pgreaper._probe(v_policy, v_target, v_now);
   elsif (v_retry or v_lapsed) and (not v_locked.retried or cardinality(v_fresh.keys) = 0) then
     v_batch := pgreaper._retries(v_policy, v_target, v_now, v_wanted);
     if cardinality(v_batch.keys) = 0 then

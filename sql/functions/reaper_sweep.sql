@@ -2,8 +2,14 @@
 --
 -- Claim and transition fused, for pg_cron and for whoever wants the last bit of speed.
 -- All policies when `policy` is NULL, a batch of each in turn, so that a huge backlog of
--- one does not delay the others.  Call it outside a transaction:
+-- one does not delay the others; in another order each time.  Call it outside a transaction:
 --   call pgreaper.reaper_sweep();
+--
+-- A hold that ends its own session, a crash of the server's code or a trigger with
+-- pg_terminate_backend, ends the call: nothing was written before it, so nobody is there who
+-- could charge it, and the next call meets it again.  Other policies come first in every other call and get
+-- on.  One run of `pgreaper work`, or of claim and expire, which writes a lease before the
+-- risk, finds and charges it; then sweeps go on.
 --
 -- Promises
 --   * The same guard, outcomes and books as claim + expire; freely mixed with it.
@@ -79,7 +85,7 @@ begin
     v_names := array[(pgreaper._policy(reaper_sweep.policy)).name];
   else
     v_names := array(select p.name from pgreaper.policies as p
-                      where p.unregistered_at is null and p.paused_at is null order by p.name);
+                      where p.unregistered_at is null and p.paused_at is null order by random());
   end if;
   v_starts := array_fill(null::timestamptz, array[cardinality(v_names)]);
 

@@ -1,7 +1,7 @@
 -- _batch: holds that were picked and nothing more; parallel arrays.
 --
--- origin: `fresh` from the cursor on, `retry` from failures, `probe` from the young end
--- of the backlog of a policy under suspicion.
+-- origin: `fresh` from the cursor on, `retry` from failures, `probe` from anywhere
+-- in the backlog of a policy under suspicion.
 create type pgreaper._batch as (
   keys text[],
   deadlines timestamptz[],

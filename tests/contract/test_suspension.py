@@ -337,3 +337,63 @@ def test_what_failed_and_was_not_charged_is_not_lost(core, holds, clock):
         seen |= {int(key) for key, (outcome, _) in core.expire(claim[0].token).items() if outcome == "expired"}
         clock.pass_(seconds=1)
     assert seen == set(ids)
+
+
+def heals(core, holds, clock, good: list[int], bad: list[int], probes: int) -> None:
+    """The good expire within so many turns, the bad do not, and nobody has to help."""
+    for _ in range(probes):
+        turn(core)
+        clock.pass_(seconds=max(1, rests(core, clock) + 0.01 if core.status()["state"] == "suspended" else 0))
+        if set(good) <= {id_ for id_, state in holds.states().items() if state == "expired"}:
+            break
+    states = holds.states()
+    assert {states[id_] for id_ in good} == {"expired"}
+    assert {states[id_] for id_ in bad} == {"held"}
+
+
+@pytest.mark.parametrize("place", [0, 6, 10, 14, 20])
+def test_one_good_hold_among_twenty_bad_ones_is_found(core, holds, clock, place):
+    """The youngest are bad too, wherever the good one is: each probe looks elsewhere."""
+    ids = holds.due(21)
+    core.register()
+    bad = ids[:place] + ids[place + 1 :]
+    poison(core, bad)
+    heals(core, holds, clock, [ids[place]], bad, probes=60)
+
+
+@pytest.mark.parametrize("shape", ["bad at both ends", "scattered", "far from the others"])
+def test_innocents_between_bad_holds_expire(core, holds, clock, shape):
+    """2,000 good ones among 608 bad (or a tenth): a bounded number of probes finds them, however the deadlines lie."""
+    few = shape == "scattered"  # each of these is found by halving
+    old = holds.due(60 if few else 600, overdue="5 hours")
+    good = holds.due(200 if few else 2000, overdue="3 hours")
+    young = holds.due(8, overdue="1 hour")
+    if shape == "far from the others":
+        core.do(f"update holds set expires_at = expires_at - interval '300 days' where id < {young[0]}")
+    elif shape == "scattered":
+        core.do(
+            "update holds set expires_at = now() - interval '2 hours' - (id * 7919 % 260) * interval '1 second'"
+            f" where id < {young[0]}"
+        )
+    core.register()
+    poison(core, old + young)
+    heals(core, holds, clock, good, old + young, probes=40)
+
+
+def test_deadlines_without_a_beginning_can_be_probed(core, holds, clock):
+    """-infinity has no distance to anything; the third and further probes pick deadlines at random."""
+    ids = holds.due(30)
+    core.do("update holds set expires_at = '-infinity' where id <= 10")
+    core.register()
+    break_(core)
+    for _ in range(12):
+        assert set(turn(core).values()) == {"retry"}
+        clock.pass_(minutes=7)
+    core.do("alter table holds disable trigger broken", "update holds set expires_at = '-infinity'",
+            "alter table holds enable trigger broken")  # fmt: skip
+    for _ in range(6):
+        assert set(turn(core).values()) == {"retry"}
+        clock.pass_(minutes=7)
+    core.do("drop trigger broken on holds")
+    core.run()
+    assert {holds.states()[id_] for id_ in ids} == {"expired"}
