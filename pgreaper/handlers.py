@@ -108,6 +108,9 @@ class Call:
 class _Signal(Exception):
     """What a handler raises to say what is to become of its hold.  The name of the class is recorded, nothing else."""
 
+    # For a subclass that does not call our __init__.
+    after: timedelta | None = None
+
 
 class Retry(_Signal):
     """Try this hold again, after so many seconds (a number or a timedelta) or when the policy's backoff says."""

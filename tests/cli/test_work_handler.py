@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pgreaper.worker import HANDLER_TIMEOUT
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -50,7 +52,11 @@ def dies(call):
 
 def leaves(call):
     note(call)
-    sys.exit(3)
+    sys.exit(0)
+
+def interrupts(call):
+    note(call)
+    raise KeyboardInterrupt
 
 def fails(call):
     note(call)
@@ -195,16 +201,60 @@ def test_c042_a_worker_that_is_stopped_beyond_its_lease_writes_nothing(db, holds
     assert "left to other workers" in result.out
 
 
-def test_a_handler_that_exits_ends_the_process(db, holds, pgreaper):
-    """Its exit code is the process's, its hold is charged, the rest is given back."""
+def test_a_handler_that_exits_does_not_end_the_process(db, holds, pgreaper):
+    """Each call has failed; the command ends as it would for any error, with 1, and names the handler."""
     holds.due(5)
     holds.register()
 
     result = pgreaper("work", "--handler", "tickets:leaves", "--concurrency", "1")
 
-    assert result.code == 3
-    assert (failures(db), open_claims(db)) == ([("SystemExit", 1)], 0)
+    assert result.code == 1
+    assert sorted(failures(db)) == [("SystemExit", 1)] * 5
+    assert open_claims(db) == 0
+    assert "pgreaper: policy holds: the handler tickets:leaves raised SystemExit: that fails its call" in result.err
     assert "Traceback" not in result.err
+
+
+def test_a_daemon_whose_handler_exits_goes_on(db, holds, start, wait_until):
+    """A service manager that restarts what failed would not restart what ended with 0."""
+    holds.due(3)
+    holds.register()
+    worker = start("work", "--daemon", "--poll", "0.2", "--handler", "tickets:leaves")
+    wait_until("select count(*) = 3 from pgreaper.dead_letters")
+    holds.due(1)
+    wait_until("select count(*) = 4 from pgreaper.dead_letters")
+
+    assert worker.popen.poll() is None
+    worker.popen.send_signal(signal.SIGTERM)
+    assert worker.end()[0].code == 0
+
+
+def test_an_interrupt_of_a_handlers_is_a_stop(db, holds, pgreaper):
+    """As Ctrl-C would be where nobody listens for it: 130."""
+    holds.due(3)
+    holds.register(backoff_base="1 hour")
+
+    result = pgreaper("work", "--handler", "tickets:interrupts", "--concurrency", "1")
+
+    assert result.code == 130
+    assert (failures(db), open_claims(db)) == ([("KeyboardInterrupt", 1)], 0)
+    assert "Traceback" not in result.err
+
+
+def test_a_call_has_a_time_limit_although_nobody_gave_one(db, holds, in_process, pgreaper, tmp_path):
+    """Five minutes, here a moment: a call that hangs does not keep its lease, and the other policies, for ever."""
+    assert HANDLER_TIMEOUT == 300
+    assert "[default: 300]" in in_process("work", "--help").out
+    holds.due(2)
+    holds.register(backoff_base="1 hour")
+    (tmp_path / "impatient.py").write_text(
+        "import pgreaper.cli.work\npgreaper.cli.work.HANDLER_TIMEOUT = 0.3\nfrom tickets import hangs_async\n"
+    )
+
+    result = pgreaper("work", "--handler", "impatient:hangs_async", "--concurrency", "2", "--json")
+
+    assert (result.code, result.json["outcomes"]["retry"]) == (1, 2)
+    assert failures(db) == [("HandlerTimeout", 1)] * 2
 
 
 def test_a_daemon_calls_when_the_time_comes(db, holds, start, wait_until):

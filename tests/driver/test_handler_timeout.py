@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pgreaper.handlers import Call
+    from tests.driver.conftest import Beside
 
 
 @pytest.fixture
@@ -130,7 +131,7 @@ def test_a_threads_late_result_is_ignored(db, holds, work, gate):
     assert books(db) == [("1", "HandlerTimeout", 1, False)]
 
 
-def test_a_call_that_still_runs_is_not_made_a_second_time(db, holds, work, gate):
+def test_a_call_that_still_runs_is_not_made_a_second_time(db, holds, daemon, gate):
     """Its hold comes back while the thread goes on: put off, uncharged."""
     holds.due(2)
     holds.register(backoff_base="0", backoff_cap="0")
@@ -141,7 +142,10 @@ def test_a_call_that_still_runs_is_not_made_a_second_time(db, holds, work, gate)
         if call.key == "1":
             gate.wait(60)
 
-    run, _ = work(handler=handler, handler_timeout=0.2, concurrency=2)
+    def script(beside: Beside) -> None:
+        beside.wait_for(lambda: one(db, "select exists (select from pgreaper.events where error_class = 'Skip')"))
+
+    run, _ = daemon(script, handler=handler, handler_timeout=0.2, concurrency=2, poll=0.1)
 
     assert calls.count("1") == 1
     assert run.policies["holds"].skipped >= 1

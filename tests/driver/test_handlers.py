@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import threading
 import time
 from collections import Counter
@@ -719,21 +720,64 @@ def test_a_statement_timeout_halves_what_is_settled_at_once(db, holds, work, see
     assert (run.expired, run.exit_code, len(seen.calls)) == (30, 0, 30)
 
 
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_what_wants_to_end_the_process_ends_it(db, holds, work, flavour, kind):
+def test_an_interrupt_ends_the_run(db, holds, work, flavour):
     """Not swallowed as a failed hold: the run ends with it; its hold is charged as a crash, the others are not."""
     holds.due(5)
     holds.register(backoff_base="1 hour")
 
     def handler(call: Call) -> None:
         if call.key == "2":
-            raise kind
+            raise KeyboardInterrupt
 
-    with pytest.raises(kind):
+    with pytest.raises(KeyboardInterrupt):
         work(handler=flavour(handler), concurrency=1)
 
     assert db.execute("select key, error_class, attempts from pgreaper.failures").fetchall() == [
-        ("2", kind.__name__, 1)
+        ("2", "KeyboardInterrupt", 1)
     ]
     assert list(holds.states().values()) == ["expired", "held", "held", "held", "held"]
     assert one(db, "select count(*) from pgreaper.leases") == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit(0), SystemExit("Mrs Smith"), GeneratorExit(), BaseExceptionGroup("x", [SystemExit(0)])],
+    ids=repr,
+)
+def test_what_would_end_the_process_fails_its_call_and_nothing_else(db, holds, work, flavour, error):
+    """The hold is charged as for any exception, the others expire, and one line names the handler."""
+    holds.due(5)
+    holds.register()
+
+    def handler(call: Call) -> None:
+        if call.key == "2":
+            raise error
+
+    run, lines = work(handler=flavour(handler), concurrency=1)
+
+    kind = type(error).__name__
+    assert (run.ended, run.exit_code, run.expired) == ("drained", 1, 4)
+    assert db.execute("select key, error_class from pgreaper.dead_letters").fetchall() == [("2", kind)]
+    (line,) = [line for line in lines if "does not end the process" in line]
+    assert re.fullmatch(rf"policy holds: the handler \S+:.+ raised {kind}: that fails its call, .*", line)
+    assert "Smith" not in "".join(lines)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain-around-async"])
+def test_a_task_of_a_handlers_own_that_exits_does_not_stop_the_loop(db, holds, work, plain):
+    """asyncio lets SystemExit out of the loop; the calls that share the loop, and the later ones, go on."""
+    holds.due(6)
+    holds.register()
+
+    async def leave() -> None:
+        raise SystemExit(0)
+
+    async def handler(call: Call) -> None:
+        if call.key == "2":
+            await asyncio.create_task(leave())
+        await asyncio.sleep(0.01)
+
+    run, _ = work(handler=(lambda call: handler(call)) if plain else handler, concurrency=2)
+
+    assert (run.expired, run.exit_code) == (5, 1)
+    assert db.execute("select key, error_class from pgreaper.dead_letters").fetchall() == [("2", "SystemExit")]

@@ -122,6 +122,21 @@ class Hostile(Exception):
         raise RuntimeError
 
 
+class Leaving(Exception):
+    """One whose attribute would end the process."""
+
+    @property
+    def reason(self) -> object:
+        raise SystemExit(0)
+
+
+class Homemade(Retry):
+    """A subclass that forgets ours."""
+
+    def __init__(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize(
     ("error", "transient"),
     [
@@ -144,7 +159,12 @@ class Hostile(Exception):
         (circle(), False),
         (Hostile(), False),
         (asyncio.CancelledError(), False),
-        (SystemExit(), True),
+        (SystemExit(), False),
+        (GeneratorExit(), False),
+        (BaseExceptionGroup("", [SystemExit()]), False),
+        (KeyboardInterrupt(), True),
+        (Leaving(), False),
+        (Homemade(), True),
         (MemoryError(), False),
     ],
     ids=repr,
