@@ -42,7 +42,7 @@ FUNCTIONS = {
 }
 TABLE = """
 create table race (id bigint primary key, status text not null default 'held', expires_at timestamptz not null,
-                   written integer not null default 0);
+                   consumed_at timestamptz, written integer not null default 0);
 create index on race (expires_at) where status = 'held';
 create function race_counts() returns trigger language plpgsql as
   $$ begin new.written := old.written + 1; return new; end $$;
@@ -64,7 +64,8 @@ def lay(db: Connection) -> None:
     db.execute(TABLE)
     db.execute(
         "select pgreaper.reaper_register('race', 'race', 'expires_at', 'status', held => '{held}',"
-        " expired => 'expired', consumed => 'consumed', owner => 'tests')"
+        " expired => 'expired', consumed => 'consumed',"
+        " consumed_stamp_column => 'consumed_at', owner => 'tests')"
     )
 
 
@@ -130,9 +131,14 @@ def audit(db: Connection, told: Told, pairs: int) -> tuple[list[str], Counter[st
     found: list[str] = []
     wins: Counter[str] = Counter()
     trail = Counter(int(key) for (key,) in db.execute("select unnest(keys) from pgreaper.transitions").fetchall())
-    table = {id_: rest for id_, *rest in db.execute("select id, status, expires_at = %s, written from race", (LATER,))}
+    table = {
+        id_: rest
+        for id_, *rest in db.execute(
+            "select id, status, expires_at = %s, written, (consumed_at >= expires_at) is not true from race", (LATER,)
+        )
+    }
     for number in range(1, pairs + 1):
-        status, later, written = table[number]
+        status, later, written, in_time = table[number]
         way, outcome, state = told.application[number]
         if outcome == "consumed":
             fits = (status, later, trail[number], state) == ("consumed", False, 0, "consumed")
@@ -142,10 +148,10 @@ def audit(db: Connection, told: Told, pairs: int) -> tuple[list[str], Counter[st
             # Told that it has expired, or that it is due and will.
             fits = (status, later, trail[number], outcome) == ("expired", False, 1, "not-eligible")
             fits = fits and (state in ("expired", "held") or way == "plain")
-        if not fits or written != 1:
+        if not fits or not in_time or written != 1:
             found.append(
                 f"hold {number}: {way} was told {outcome} ({state}); the row is {status}, later: {later},"
-                f" written {written} times, {trail[number]} times in the trail"
+                f" written {written} times, {trail[number]} times in the trail, in time: {in_time}"
             )
         wins[outcome if outcome != "not-eligible" else f"expired, {way} came too late ({state})"] += 1
     if missing := set(told.expired) - set(trail):
