@@ -105,6 +105,8 @@ def test_c110_a_subscriber_is_passive(shop, pgreaper):
 
     ran = pgreaper("work", url=shop.green_url)
     assert (ran.code, ran.out, ran.err) == (0, "", "")
+    (told,) = pgreaper("work", "--json", url=shop.green_url).json["policies"]
+    assert told["resting"].startswith("passive: its rows come through subscription green")
     reaper = Reaper(shop.green)
     assert reaper.claim_batch("holds", rescan=True) is None
     assert reaper.sweep() == 0
