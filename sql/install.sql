@@ -102,6 +102,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/_attempt.sql
 \ir functions/_classify.sql
 \ir functions/_foreign_cancel.sql
+\ir functions/_locked.sql
 \ir functions/_transition.sql
 
 -- Claim and expire.

@@ -88,6 +88,7 @@ FILES: tuple[str, ...] = (
     "functions/_attempt.sql",
     "functions/_classify.sql",
     "functions/_foreign_cancel.sql",
+    "functions/_locked.sql",
     "functions/_transition.sql",
     "functions/_lease.sql",
     "functions/reaper_claim.sql",

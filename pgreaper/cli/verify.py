@@ -10,6 +10,7 @@ from pgreaper.text import key as shown_key
 
 _MEANING = {
     "once": "no hold expired twice for one deadline",
+    "held anew": "the application held these again with the same deadline",
     "not early": "no hold expired before its deadline",
     "kept": "what expired is not held again with the same deadline",
     "accounted": "nothing is due beyond the objective and in nobody's hands",

@@ -8,7 +8,8 @@
 -- the claim began is of a later incarnation: it stays, and this failure is an event only.
 --
 -- Promises
---   * Attempts of an incarnation never go down.
+--   * While the failure of an incarnation is on record its attempts never go down; a failure with
+--     another deadline replaces it, and going back to the first deadline begins anew.
 --   * Stores keys, deadlines, class, SQLSTATE and constraint name; no message, no value.
 create function pgreaper._fail(
   policy pgreaper.policies,

@@ -33,11 +33,7 @@ begin
   v_statement := format(
     'select pg_catalog.count(*), pg_catalog.min(%1$s), %2$s from %3$s as h where %4$s and %5$s',
     v_target.deadline,
-    case when v_target.plain then
-      'pg_catalog.count(*) filter (where h.xmax operator(pg_catalog.=) any (array(select l.transactionid'
-      ' from pg_catalog.pg_locks as l where l.locktype operator(pg_catalog.=) ''transactionid'''
-      ' and l.mode operator(pg_catalog.=) ''ExclusiveLock'' and l.granted)))'
-      else 'null::bigint' end,
+    case when v_target.plain then format('pg_catalog.count(*) filter (where %s)', pgreaper._locked()) else 'null::bigint' end,
     v_target.relation, v_target.held, v_target.due);
   perform set_config('search_path', v_target.search_path, true);
   execute v_statement

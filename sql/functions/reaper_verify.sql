@@ -3,10 +3,16 @@
 -- Reads the whole trail and compares it with the target as it is now; meant for after an
 -- incident or a restore, and for tests, not for a monitor.
 --
---   once          no incarnation (key and deadline) is in the trail twice
+--   once          no incarnation (key and deadline) is in the trail twice: not in one statement,
+--                 and not from a claim or sweep that began before the other time
+--   held anew     (only when there are any, and no violation) expired again from a claim or sweep
+--                 that began later: it reads held rows only, so the application had set the
+--                 hold back to held with the same deadline
 --   not early     nothing made the transition before its deadline
---   kept          what the trail says has expired, and still has that deadline, is not held
---   accounted     nothing is due beyond the objective that is neither leased, failed nor locked
+--   kept          what the trail says has expired, and still has that deadline, is not held;
+--                 what the application set back is told here until it has expired again
+--   accounted     nothing is due beyond the objective that is neither leased, failed nor locked,
+--                 by one transaction or by several that share the row's lock
 --   closed        no failure speaks of a hold that the trail has expired
 --   readable      (only when it is not) the target can be read
 --   consistent    what the claims counted as expired is what the trail holds for them
@@ -36,6 +42,8 @@ declare
   v_target pgreaper._target;
   v_cutoff timestamptz;
   v_statement text;
+  v_anew bigint;
+  v_anew_example text;
   v_row pgreaper.verification;
 begin
   if reaper_verify.policy is not null then
@@ -52,18 +60,29 @@ begin
       v_row.policy := v_policy.name;
       v_target := pgreaper._target(v_policy, reaper_verify.search_path);
 
+      -- A claim takes rows that are held, so one that began after the other transition met the hold held again.
       v_row.invariant := 'once';
-      select count(*), min(d.key) into v_row.found, v_row.example
+      select count(*) filter (where d.twice), min(d.key) filter (where d.twice), count(*), min(d.key) filter (where not d.twice)
+        into v_row.found, v_row.example, v_anew, v_anew_example
         from (
-          select h.key
-            from pgreaper.transitions as t
-           cross join lateral unnest(t.keys, t.deadlines) as h (key, deadline)
-           where t.policy_id = v_policy.policy_id
-           group by h.key, h.deadline
+          select e.key, bool_or(e.began <= e.before) as twice
+            from (
+              select h.key, h.deadline, coalesce(c.claimed_at, t.at) as began,
+                     lag(t.at) over (partition by h.key, h.deadline order by t.at, t.transition_id) as before
+                from pgreaper.transitions as t
+               cross join lateral unnest(t.keys, t.deadlines) as h (key, deadline)
+                left join pgreaper.claims as c on c.token = t.token
+               where t.policy_id = v_policy.policy_id
+            ) as e
+           group by e.key, e.deadline
           having count(*) > 1
         ) as d;
       v_row.holds := v_row.found = 0;
       return next v_row;
+      if v_anew > v_row.found then
+        v_row := row(v_row.policy, 'held anew', true, v_anew - v_row.found, v_anew_example)::pgreaper.verification;
+        return next v_row;
+      end if;
 
       v_row.invariant := 'not early';
       select count(*), min(h.key) into v_row.found, v_row.example
@@ -101,11 +120,7 @@ begin
         '   and not exists (select from pgreaper.claims as c where c.policy_id operator(pg_catalog.=) $4'
         '                      and c.finished_at is null and f.key operator(pg_catalog.=) any (c.keys))',
         v_target.key, v_target.deadline, v_target.relation, v_target.held, v_target.due,
-        case when v_target.plain then
-          'not (h.xmax operator(pg_catalog.=) any (array(select l.transactionid from pg_catalog.pg_locks as l'
-          ' where l.locktype operator(pg_catalog.=) ''transactionid'''
-          ' and l.mode operator(pg_catalog.=) ''ExclusiveLock'' and l.granted)))'
-          else 'true' end);
+        case when v_target.plain then 'not ' || pgreaper._locked() else 'true' end);
       perform set_config('search_path', v_target.search_path, true);
       execute v_statement
          into v_row.found, v_row.example

@@ -842,8 +842,9 @@ def test_an_environment_that_fails_every_hold_is_given_up_soon(committed, core, 
 SHOPS = (
     "create table shops (id text primary key, n int default 0)",
     "insert into shops values ('a'), ('b')",
-    "create function tally() returns trigger language plpgsql as $$ begin"
-    " update public.shops set n = n + 1 where id = case when new.customer_email = 'a' then 'a' else 'b' end; return new; end $$",
+    """create function tally() returns trigger language plpgsql as $$ begin
+       update public.shops set n = n + 1 where id = case when new.customer_email = 'a' then 'a' else 'b' end;
+       return new; end $$""",
     "create trigger tally before update on holds for each row execute function tally()",
 )
 
@@ -890,7 +891,8 @@ CANCELS = {
     "raise in a function": "perform public.stop();",
     "another server": "perform public.dblink_exec("
     "'dbname=' || current_database() || ' port=' || current_setting('port') || ' host=' ||"
-    " split_part(current_setting('unix_socket_directories'), ',', 1) || ' options=-cstatement_timeout=1 user=' || current_user,"
+    " split_part(current_setting('unix_socket_directories'), ',', 1) ||"
+    " ' options=-cstatement_timeout=1 user=' || current_user,"
     " 'do $x$ begin perform pg_catalog.pg_sleep(5); end $x$');",
 }
 

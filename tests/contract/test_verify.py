@@ -168,3 +168,60 @@ def test_every_kind_of_target(core, kind):
     assert broken(core) == {}
     core.do("update t set expired_at = null" if kind == "stamp only" else "update t set status = 'held'")
     assert {name: found for name, (found, _) in broken(core).items()} == {"kept": 4, "accounted": 4}
+
+
+@pytest.mark.parametrize("lock", ["for share", "for key share", "for update"])
+def test_a_hold_that_two_have_locked_is_accounted_for(committed, core, holds, connect, lock):
+    """Two that share a row's lock mark it with the number of a list; so did two whose locks have ended."""
+    holds.due(2)
+    core.register(objective="1 second")
+    gone, gone_too = connect(), connect()
+    with gone.transaction(), gone_too.transaction():
+        for session in (gone, gone_too):
+            session.execute("select from holds for key share")
+    assert broken(core) == {"accounted": (2, "1")}
+    one, two = connect(), connect()
+    with one.transaction(), two.transaction():
+        one.execute(f"select from holds where id = 1 {lock}")
+        if lock != "for update":
+            two.execute(f"select from holds where id = 1 {lock}")
+        assert broken(core) == {"accounted": (1, "2")}
+        assert core.preview()["locked"] == 1
+    assert broken(core) == {"accounted": (2, "1")}
+    assert core.preview()["locked"] == 0
+
+
+@pytest.mark.parametrize("way", ["sweep", "expire"])
+def test_a_hold_that_the_application_held_anew_has_not_expired_twice(committed, core, holds, way):
+    """The README exempts it from "once": it is told, by a line of its own that breaks nothing."""
+    ids = holds.due(3)
+    core.register()
+    for _ in range(3):
+        if way == "sweep":
+            core.value("call pgreaper.reaper_sweep()")
+        else:
+            core.run()
+        assert broken_at_all(core) == []
+        held_anew = [row[1:] for row in core.call("reaper_verify") if row[1] == "held anew"]
+        core.do(f"update holds set status = 'held' where id = {ids[1]}")
+    assert held_anew == [("held anew", True, 1, str(ids[1]))]
+
+
+def broken_at_all(core) -> list[str]:
+    return core.column("select invariant from pgreaper.reaper_verify() where not holds")
+
+
+def test_two_that_had_one_hold_in_hand_are_still_a_violation(core, holds, set_clock):
+    """A transition whose claim began before the other transition has read the hold before it expired."""
+    holds.due(1)
+    core.register()
+    [hold] = core.claim()
+    set_clock(timedelta(seconds=1))
+    core.do(
+        "insert into pgreaper.transitions (policy_id, at, holds, keys, deadlines, first_deadline, last_deadline,"
+        " lateness) select policy_id, pgreaper._clock(), 1, keys, deadlines, first_deadline, last_deadline, '{}'"
+        " from pgreaper.claims"
+    )
+    set_clock(timedelta(seconds=2))
+    core.expire(hold.token)
+    assert broken(core) == {"once": (1, hold.key)}
