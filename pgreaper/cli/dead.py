@@ -7,12 +7,19 @@ import click
 
 from pgreaper.api import Reaper
 from pgreaper.cli.common import COUNT, common_options, database, document, emit, unknown_policy
+from pgreaper.errors import ReaperError
 from pgreaper.records import DeadLetter
 from pgreaper.render import Column, show_facts, show_line, show_table
 from pgreaper.text import instant, plural, visible
 from pgreaper.text import key as shown_key
 
 _LISTED = 100
+
+
+class NoDeadLetter(ReaperError):
+    """The hold that was named is no dead letter: nothing was done."""
+
+    code = "no-dead-letter"
 
 
 @click.group(invoke_without_command=True)
@@ -82,17 +89,17 @@ def list_(*, policy: str | None, limit: int, database_url: str | None, as_json: 
 @click.argument("key")
 @common_options
 def show(*, policy: str, key: str, database_url: str | None, as_json: bool) -> None:
-    """Show one dead letter; `pgreaper history` tells what led to it."""
+    """
+    Show one dead letter; `pgreaper history` tells what led to it.
+
+    Exit codes: 0 shown; 1 the hold is no dead letter; 2 usage; 75 the database is unreachable.
+    """
     with database(database_url) as reaper:
         _known(reaper, policy)
-        found = reaper.dead_letters(policy, key=key)
+        d = _named(reaper, policy, key)
     if as_json:
-        emit("dead show", policy=policy, key=key, dead_letter=document(found[0]) if found else None)
+        emit("dead show", policy=policy, key=key, dead_letter=document(d))
         return
-    if not found:
-        show_line(f"policy {visible(policy)}: {shown_key(key)} is no dead letter")
-        return
-    (d,) = found
     show_facts(
         f"{visible(d.policy)} {shown_key(d.key)}",
         [
@@ -130,10 +137,15 @@ def replay(
 
     However many people press it, each is replayed once. A hold that was consumed or extended meanwhile is
     not touched; its dead letter is closed as moot.
+
+    Exit codes: 0 done, also when the filters match none; 1 the hold that --key names is no dead letter;
+    2 usage; 75 the database is unreachable or read-only.
     """
     _choose(everything=everything, **filters)
     with database(database_url, writes=not dry_run) as reaper:
         _known(reaper, policy)
+        if filters["key"] is not None:
+            _named(reaper, policy, filters["key"])
         if dry_run:
             _dry("dead replay", "would be replayed", reaper.dead_letters(policy, **filters), as_json=as_json)
             return
@@ -168,10 +180,15 @@ def discard(
     Leave dead letters be: no longer listed, never tried again.
 
     The holds stay as they are. One whose deadline changes is a new incarnation and expires as usual.
+
+    Exit codes: 0 done, also when the filters match none; 1 the hold that --key names is no dead letter;
+    2 usage; 75 the database is unreachable or read-only.
     """
     _choose(everything=everything, **filters)
     with database(database_url, writes=not dry_run) as reaper:
         _known(reaper, policy)
+        if filters["key"] is not None:
+            _named(reaper, policy, filters["key"])
         if dry_run:
             _dry("dead discard", "would be discarded", reaper.dead_letters(policy, **filters), as_json=as_json)
             return
@@ -187,6 +204,17 @@ def _known(reaper: Reaper, policy: str | None) -> None:
         registered = list(reaper.batches())
         if policy not in registered:
             raise unknown_policy(policy, registered)
+
+
+def _named(reaper: Reaper, policy: str, key: str) -> DeadLetter:
+    # A typo must not look like a thing that is done.
+    found = reaper.dead_letters(policy, key=key)
+    if not found:
+        raise NoDeadLetter(
+            f"policy {visible(policy)}: {shown_key(key)} is no dead letter",
+            hint="`pgreaper dead list` shows which ones are, `pgreaper history` what became of a hold.",
+        )
+    return found[0]
 
 
 def _dry(command: str, what: str, found: list[DeadLetter], *, as_json: bool) -> None:

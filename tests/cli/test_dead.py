@@ -68,7 +68,6 @@ def test_list_as_json(in_process, graveyard):
     ("filters", "keys"),
     [
         (["--key", "2"], ["2"]),
-        (["--key", "9"], []),
         (["--error-class", "ConstraintViolation"], ["1", "2"]),
         (["--older-than", "1 day"], ["4"]),
         (["--older-than", "1 day", "--error-class", "ConstraintViolation"], []),
@@ -111,8 +110,35 @@ def test_show(in_process, graveyard):
         assert words in result.out
     document = in_process("dead", "show", "holds", "2", "--json").json
     assert set(document["dead_letter"]) == LETTER
-    assert in_process("dead", "show", "holds", "5").out == "policy holds: 5 is no dead letter\n"
-    assert in_process("dead", "show", "holds", "5", "--json").json["dead_letter"] is None
+
+
+@pytest.mark.parametrize("key", ["5", "9", "", " 2"])
+@pytest.mark.parametrize(
+    "command", [["show"], ["replay"], ["replay", "--dry-run"], ["discard", "--reason", "x"],
+                ["discard", "--reason", "x", "--dry-run"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_key_that_is_no_dead_letter_is_an_error(in_process, db, graveyard, command, key):
+    """A typo does not look done: exit 1, the fact and where to look; as JSON too."""
+    named = [key] if command == ["show"] else ["--key", key]
+    arguments = ["dead", command[0], *command[1:], "holds", *named]
+    result = in_process(*arguments)
+    assert (result.code, result.out) == (1, "")
+    assert "is no dead letter\nhint: `pgreaper dead list`" in result.err
+    document = in_process(*arguments, "--json").json
+    assert (document["exit_code"], document["error"]["code"]) == (1, "no-dead-letter")
+    assert dead(db) == ["1", "2", "3", "4"]
+
+
+def test_replayed_twice_is_told(in_process, db, graveyard):
+    """The second time there is nothing to replay; filters that match nothing are no error."""
+    assert in_process("dead", "replay", "holds", "--key", "2").code == 0
+    assert in_process("dead", "replay", "holds", "--key", "2").code == 1
+    assert in_process("dead", "replay", "holds", "--error-class", "Nothing").code == 0
+    assert in_process("dead", "discard", "holds", "--older-than", "1 year", "--reason", "x").code == 0
+    # It is one, but not of that class.
+    assert in_process("dead", "replay", "holds", "--key", "3", "--error-class", "Nothing").code == 0
+    assert in_process("dead", "list", "holds", "--key", "2").code == 0
 
 
 def test_replay_then_work(in_process, db, graveyard):
