@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ReaperError,
         RegistrationRefused,
         UnknownPolicy,
+        UntrustedSchema,
         VersionMismatch,
         WrongTransaction,
     )
@@ -40,6 +41,7 @@ __all__ = [
     "ReaperError",
     "RegistrationRefused",
     "UnknownPolicy",
+    "UntrustedSchema",
     "VersionMismatch",
     "WrongTransaction",
     "__version__",

@@ -37,6 +37,7 @@ from psycopg.types import numeric as _numeric
 from psycopg.types import string as _string
 from psycopg.types import uuid as _uuid
 
+from pgreaper import trust
 from pgreaper.errors import (
     UPGRADE_HINT,
     AccessDenied,
@@ -44,11 +45,13 @@ from pgreaper.errors import (
     NotInstalled,
     ReaperError,
     RegistrationRefused,
+    UntrustedSchema,
     VersionMismatch,
     WrongTransaction,
     translate,
 )
 from pgreaper.statement import qualified
+from pgreaper.text import visible
 
 if TYPE_CHECKING:
     from pgreaper.records import (
@@ -149,16 +152,19 @@ class Reaper:
 
     def server(self) -> ServerState:
         """
-        Tell what the connection leads to, in one round trip.
+        Tell what the connection leads to, in two round trips.
 
         The isolation level is that of this call's transaction: in autocommit, the default.
-        Raises NotInstalled.
+        Raises NotInstalled, and UntrustedSchema before any function of the schema is called.
         """
         (row,) = self._query(
-            "select pgreaper.reaper_version()::text, current_setting('transaction_isolation'),"
-            " current_setting('transaction_read_only') = 'on', pg_is_in_recovery(), pg_backend_pid(), clock_timestamp()"
+            "select current_setting('transaction_isolation'), current_setting('transaction_read_only') = 'on',"  # noqa: S608  our own text
+            " pg_is_in_recovery(), pg_backend_pid(), clock_timestamp(), t.owner, t.caller, t.what"
+            f" from (values (1)) as one left join ({trust.SCHEMA}) as t on true"
         )
-        return ServerState(*row)
+        _require_trust(*row[5:])
+        ((version,),) = self._query("select pgreaper.reaper_version()::text")
+        return ServerState(version, *row[:5])
 
     def clock(self) -> datetime:
         """Return what the database's clock says."""
@@ -166,7 +172,9 @@ class Reaper:
         return cast("datetime", now)
 
     def version(self) -> str:
-        """Return the version of the SQL interface in the database.  Raises NotInstalled."""
+        """Return the version of the SQL interface in the database.  Raises NotInstalled, UntrustedSchema."""
+        for stranger in self._query(trust.SCHEMA):
+            _require_trust(*stranger)
         ((version,),) = self._query("select pgreaper.reaper_version()::text")
         return str(version)
 
@@ -860,6 +868,12 @@ class Reaper:
     def _truth(self, sql: str, *parameters: object) -> bool:
         ((answer,),) = self._query(sql, *parameters)
         return bool(answer)
+
+
+def _require_trust(owner: str | None, caller: str, what: str) -> None:
+    if owner is not None:
+        who = {"owner": visible(owner), "caller": visible(caller), "what": what}
+        raise UntrustedSchema(trust.FACT.format(**who), hint=trust.HINT.format(**who))
 
 
 def _version(text: str) -> tuple[int, int]:

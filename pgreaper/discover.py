@@ -19,7 +19,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from pgreaper import commands
+from pgreaper import commands, trust
 from pgreaper.commands import relation
 from pgreaper.errors import DatabaseUnavailable, translate
 from pgreaper.reading import Reader, Row
@@ -292,7 +292,7 @@ def _registered(reader: Reader) -> dict[tuple[str, str], list[str]]:
             "select coalesce(has_schema_privilege(to_regnamespace('pgreaper'), 'usage')"
             " and has_table_privilege(to_regclass('pgreaper.policies'), 'select'), false) as readable"
         )
-        if there.readable:
+        if there.readable and not reader.rows(trust.OBJECTS):
             for row in reader.rows(
                 "select p.name, p.target_schema, p.target_table from pgreaper.policies as p"
                 " where p.unregistered_at is null order by 1"

@@ -104,6 +104,12 @@ class AccessDenied(ReaperError):
     code = "access-denied"
 
 
+class UntrustedSchema(AccessDenied):
+    """Schema pgreaper belongs to somebody who could do with it what only the caller may; nothing of it was called."""
+
+    code = "untrusted-schema"
+
+
 class QueryCancelled(ReaperError):
     """A statement was cancelled: by a statement timeout, or because we were told to stop (57014)."""
 

@@ -30,9 +30,10 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from pgreaper import __version__
+from pgreaper import __version__, trust
 from pgreaper.connection import connect, resolve
 from pgreaper.errors import AccessDenied, ReaperError, VersionMismatch, translate
+from pgreaper.statement import qualified
 
 Database = str | Connection | Engine | None
 """A connection string, something of SQLAlchemy's, or None: what the environment names."""
@@ -185,6 +186,23 @@ begin
                                 pg_catalog.current_setting('pgreaper.client_min_messages'), true);
 end
 $closing$;
+"""
+
+# Before anything of a schema that is there already is read: its version table may be a view of somebody's.
+_TRUST = f"""\
+do $trust$
+declare
+  v_stranger record;
+begin
+  {qualified(trust.OBJECTS.replace("from (", "into v_stranger from (", 1))};
+  if found then
+    raise exception '{trust.FACT.format(what="%", owner="%", caller="%")}',
+      v_stranger.what, pg_catalog.quote_ident(v_stranger.owner), pg_catalog.quote_ident(v_stranger.caller)
+      using errcode = 'duplicate_schema',
+            hint = pg_catalog.format('{trust.HINT.format(owner="%I")}', v_stranger.owner);
+  end if;
+end
+$trust$;
 """
 
 # Before Alembic's first write, because its version table lives in this schema.
@@ -369,11 +387,14 @@ def run(context: MigrationContext) -> str | None:
     host's revision that called us.
     """
     if context.opts.get("dont_mutate"):  # `alembic current`, `alembic check`
+        if not context.as_sql:
+            execute(Operations(context), _TRUST)
         context.run_migrations()
         return context.get_current_revision()
 
     op = Operations(context)
     execute(op, _OPENING)
+    execute(op, _TRUST)
     before = context.get_current_revision()
     if before is None:
         execute(op, _ARRIVE)
@@ -464,6 +485,7 @@ def uninstall(database: Database = None, *, force: bool = False) -> Change:
     scripts = source().scripts
     with transaction(database) as connection:
         context = _configure(scripts, downgrade_steps(scripts, "base"), connection, {FORCE: force})
+        execute(Operations(context), _TRUST)
         if context.get_current_revision() is None:
             return Change(None, None)
         return Change(run(context), context.get_current_revision())
@@ -655,6 +677,7 @@ def check(database: Database = None) -> Check:
     expected = str(scripts.get_current_head())
     with transaction(database) as connection:
         context = _configure(scripts, upgrade_steps(scripts, "head"), connection)
+        execute(Operations(context), _TRUST)
         revision = context.get_current_revision()
         if revision != expected:
             return Check(revision, expected)
@@ -676,6 +699,7 @@ def repair(database: Database = None) -> tuple[Difference, ...]:
         context = _configure(scripts, upgrade_steps(scripts, "head"), connection)
         op = Operations(context)
         execute(op, _OPENING)
+        execute(op, _TRUST)
         revision = context.get_current_revision()
         if revision != expected:
             raise Refused(

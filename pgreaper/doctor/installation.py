@@ -16,6 +16,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
+from pgreaper import trust
 from pgreaper.api import SQL_VERSION, Reaper
 from pgreaper.commands import literal, name
 from pgreaper.doctor.finding import ERROR, WARNING, Finding, Look, listed
@@ -43,6 +44,14 @@ def presence(look: Look) -> Iterator[Finding]:
             yield Finding(
                 "grants", ERROR, None, look.facts.role, f"role {visible(look.facts.role)} may not use schema pgreaper",
                 sql=(grant(look.facts.role),),
+            )  # fmt: skip
+            return
+        for stranger in look.rows(trust.OBJECTS):
+            owner = visible(stranger.owner)
+            yield Finding(
+                "owner", ERROR, None, stranger.owner,
+                trust.FACT.format(what=visible(stranger.what), owner=owner, caller=visible(stranger.caller)),
+                advice=trust.HINT.format(owner=owner),
             )  # fmt: skip
             return
         version = str(look.row("select pgreaper.reaper_version()::text as version").version)
