@@ -50,6 +50,7 @@ from pgreaper.errors import (
     WrongTransaction,
     translate,
 )
+from pgreaper.rights import needed
 from pgreaper.statement import qualified
 from pgreaper.text import visible
 
@@ -802,7 +803,7 @@ class Reaper:
         except psycopg.Error as error:
             failure = translate(error, None if self.connection.closed else self.connection.info.dbname)
         # Raised outside the handler: the server's words stay out of tracebacks and trackers.
-        raise self._understood(failure)
+        raise self._understood(failure, sql)
 
     @contextmanager
     def _settled(self) -> Iterator[None]:
@@ -821,11 +822,21 @@ class Reaper:
             )
             yield
 
-    def _understood(self, failure: ReaperError) -> ReaperError:
+    def _understood(self, failure: ReaperError, statement: str) -> ReaperError:
         """Tell apart what only the caller of this module can: whose table, whose argument, which version."""
         original = failure.original
         if isinstance(failure, AccessDenied) and original is not None and not original.diag.message_hint:
-            failure.hint = f"As the owner of pgreaper: `pgreaper grant {self._user()} --as worker`, or another kind."
+            kind = needed(statement)
+            words = original.diag.message_primary or ""
+            # No grant of ours mends what a trigger raises (its words are withheld), nor that the schema of a table is
+            # closed to who registers it.
+            foreign = kind == "registrar" and not original.diag.context and "reaper" not in words
+            if failure.message == (words or original.sqlstate) and not foreign:
+                failure.hint = (
+                    f"As the owner of pgreaper: `pgreaper grant {self._user()} --as {kind}`."
+                    if kind
+                    else "Let the owner of pgreaper do it."
+                )
             return failure
         # In any language a function's frame says "SQL" or "PL/pgSQL"; an argument's does not.
         if original is None or "SQL" in (original.diag.context or ""):

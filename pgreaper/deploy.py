@@ -91,6 +91,19 @@ def crontab(job: Job, *, program: str, schedule: str) -> str:
     return _fill("crontab", schedule=schedule, command=command)
 
 
+def check_user(name: str) -> str:
+    """
+    A name for the units and for the user that they run as.
+
+    Raises InvalidInput for one that would run them with the rights of the system, or of everybody's.
+    """
+    if name in ("root", "nobody"):
+        raise InvalidInput(
+            f"a service named {name} would run as the user {name}, if there is one", hint="Choose another --name."
+        )
+    return name
+
+
 def systemd_daemon(job: Job, *, program: str, name: str) -> dict[str, str]:
     """The unit of the daemon, by file name."""
     return {f"{name}.service": _unit("daemon.service", job, program=program, name=name)}
@@ -256,4 +269,109 @@ def check_schedule(text: str, *, kubernetes: bool = False) -> str:
     return " ".join(words)
 
 
+def check_calendar(text: str) -> str:
+    """
+    A calendar expression as systemd reads it: [weekdays] [date] [time] [zone], or minutely and the like.
+
+    Raises InvalidInput.
+    """
+    words = text.split()
+    fault = _calendar_fault(words)
+    if fault is not None:
+        raise InvalidInput(f"{visible(text)} is no calendar expression of systemd: {fault}", hint=_CALENDAR_HINT)
+    return " ".join(words)
+
+
+_SHORT = frozenset("minutely hourly daily monthly weekly yearly annually quarterly semiannually".split())
+_DAYS = {day: n for n, day in enumerate("monday tuesday wednesday thursday friday saturday sunday".split())}
+_DAYS |= {day[:3]: n for day, n in _DAYS.items()}
+
+
+def _calendar_fault(words: list[str]) -> str | None:
+    """What is wrong with it; None: nothing."""
+    rest = list(words)
+    if len(rest) > 1 and re.fullmatch(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+)*", rest[-1]):
+        zone = rest[-1]
+        zones = _zones()  # empty on a machine without tzdata
+        if zone.upper() == "UTC" or zone in zones or (not zones and zone.lower() not in _DAYS):
+            rest.pop()
+        elif zone.lower() not in _DAYS:
+            return f"{visible(zone)} is no time zone"
+    if len(rest) == 1 and rest[0].lower() in _SHORT:
+        return None
+    # A list of weekdays may be followed by a comma; "Mon *-*-01".
+    if rest and rest[0][:1].isalpha():
+        days = rest.pop(0)
+        for part in days.removesuffix(",").split(","):
+            ends = [_DAYS.get(day.lower()) for day in re.split(r"\.\.|-", part)]
+            if len(ends) > 2 or None in ends:
+                return f"{visible(part)} is no weekday"
+            if ends != sorted(ends, key=lambda day: day or 0):
+                return f"{visible(part)} ends before it begins"
+    date = rest.pop(0) if rest and ":" not in rest[0] else None
+    time = rest.pop(0) if rest else None
+    if rest or (time is not None and ":" not in time):
+        return f"{visible(rest[0] if rest else time or '')} is too much"
+    if date is not None and (fault := _date_fault(date)):
+        return fault
+    return _time_fault(time) if time is not None else None if words else "it is empty"
+
+
+def _date_fault(date: str) -> str | None:
+    whole, from_end, day = date.partition("~")
+    fields = [*whole.split("-"), day] if from_end else whole.split("-")
+    if len(fields) not in (2, 3):
+        return f"{visible(date)} is no date"
+    *years, month, day = fields
+    faults = [_field_fault(year, 1970, 2199, year=True) for year in years]
+    # Counted from the end, a day is one that each month has.
+    faults += [_field_fault(month, 1, 12), _field_fault(day, 1, 28 if from_end else 31, from_end=bool(from_end))]
+    return next(filter(None, faults), None)
+
+
+def _time_fault(time: str) -> str | None:
+    hour, minute, *seconds = time.split(":")
+    if len(seconds) > 1:
+        return f"{visible(time)} is no time"
+    faults = [_field_fault(hour, 0, 23), _field_fault(minute, 0, 59)]
+    faults += [_field_fault(second, 0, 59, fraction=True) for second in seconds]
+    return next(filter(None, faults), None)
+
+
+def _field_fault(
+    field: str, least: int, most: int, *, year: bool = False, from_end: bool = False, fraction: bool = False
+) -> str | None:
+    """One field: *, or numbers and ranges with two dots, each with a step that leads to another number of the field."""
+    if field == "*":
+        return None
+    number = r"\d{1,10}(?:\.\d{1,10})?" if fraction else r"\d{1,10}"
+    above = most + 1 if fraction else most
+    for part in field.split(","):
+        found = re.fullmatch(rf"({number})(?:\.\.({number}))?(?:/({number}))?", part)
+        if found is None:
+            return f"{visible(part)} is no number, range or *"
+        ends = [float(n) for n in found.group(1, 2) if n is not None]
+        if year:
+            ends = [n + (2000 if n < 70 else 1900 if n < 100 else 0) for n in ends]
+        if any(not least <= n <= above or (fraction and n == above) for n in ends):
+            return f"{visible(part)} is not from {least} to {most}"
+        if ends != sorted(ends):
+            return f"{visible(part)} ends before it begins"
+        if found[3] is None:
+            continue
+        step = float(found[3])
+        last = ends[1] if len(ends) == 2 else above
+        beyond = ends[0] - step < least if from_end and len(ends) == 1 else ends[0] + step > last
+        if not 0 < step <= above - least or beyond:
+            return f"the step of {visible(part)} leads nowhere"
+    return None
+
+
+def _zones() -> set[str]:
+    from zoneinfo import available_timezones
+
+    return available_timezones()
+
+
+_CALENDAR_HINT = "For example minutely, '*:0/5' (every fifth minute) or 'Mon..Fri 08:00'; see systemd.time(7)."
 _SCHEDULE_HINT = "Five fields, minute hour day month weekday: '*/5 * * * *' is every fifth minute."

@@ -7,6 +7,10 @@ daemon that lives nor keeps a dead one.  Knows nothing of databases: whether tha
 reachable is no question of liveness.
 """
 
+import errno
+import math
+import os
+import stat
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +19,12 @@ from typing import Final
 
 # A probe looks every few seconds: more beats than that are only writes.
 _EVERY: Final = 1.0
+# A beat is shorter; what is longer is no beat, and need not be read.
+_LONGEST: Final = 4096
+
+
+class NoFile(OSError):
+    """There is something of that name, and it is no file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +71,30 @@ class Heartbeat:
 
 
 def read(path: Path) -> Beat | None:
-    """The last beat; None when there is no such file, or what is in it is no beat.  Raises OSError."""
+    """
+    The last beat; None when there is no such file, or what is in it is no beat.
+
+    Raises NoFile for what can hold none, a folder or a pipe, and OSError.  Waits for nobody.
+    """
     try:
-        text = path.read_text(errors="replace")
-    except FileNotFoundError:
+        # Of a pipe, opening alone would wait for somebody who writes; a terminal must not become ours.
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise NoFile(path) from None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise NoFile(path)
+        text = os.read(file, _LONGEST).decode(errors="replace")
+    finally:
+        os.close(file)
     beaten_at, _, worker = text.partition(" ")
     try:
         age = time.monotonic() - float(beaten_at)
     except ValueError:
         return None
     # From the future: the machine was started anew since.  (What is written is rounded.)
-    return Beat(worker.strip(), max(age, 0.0)) if age > -0.001 else None
+    return Beat(worker.strip(), max(age, 0.0)) if -0.001 < age < math.inf else None

@@ -24,8 +24,9 @@ _GRAMMAR: Final = (
     "all|and|any|array|as|case|coalesce|distinct|else|exists|extract|filter|from|greatest|group|interval|lateral|least|"
     "limit|not|nullif|on|or|over|row|select|some|then|trim|values|when|where|with|within"
 )
+_QUOTED: Final = r"""(?P<literal> '(?:[^']|'')*' | "(?:[^"]|"")*" )"""
 _PIECES: Final = re.compile(
-    rf"""(?P<literal> '(?:[^']|'')*' | "(?:[^"]|"")*" )
+    rf"""{_QUOTED}
        | (?P<refused> \b (?: (?:not\ )?in\s*\( | using\s*\( | i?like\b | between\b | is\ (?:not\ )?distinct\b ) )
        | :: (?P<type> (?:{_TYPES}) ) \b (?!\.)
        | (?: (?<=from\ ) | (?<=join\ ) ) (?P<catalog> pg_[a-z_]+ ) \b (?![.(])
@@ -33,6 +34,12 @@ _PIECES: Final = re.compile(
        | (?<= [ ]) (?P<operator> <> | <= | >= | !~ | \|\| | ->> | [=<>~+-] ) (?= [ ])""",
     re.VERBOSE,
 )
+_FIRST: Final = re.compile(rf"{_QUOTED} | \$1\b", re.VERBOSE)
+
+
+def filled(statement: str, value: str) -> str:
+    """The statement with ``value`` for its parameter ``$1``; a quoted text or name that contains one stays as it is."""
+    return _FIRST.sub(lambda found: found[0] if found["literal"] else value, statement)
 
 
 @cache

@@ -15,7 +15,7 @@ PACKAGE = Path(pgreaper.__file__).parent
 
 # A module imports only from the lines above its own.
 LAYERS = [
-    {"errors", "statement", "records", "text", "schedule", "lookup", "trust"},
+    {"errors", "statement", "records", "text", "schedule", "lookup", "trust", "rights"},
     {"connection", "heartbeat", "api", "embedded", "commands", "reading", "logs"},
     {"schema", "targets", "lifeline", "handlers", "render", "cron", "overview", "report"},
     {"alembic", "worker", "metrics", "demo", "doctor", "discover", "deploy", "page"},

@@ -8,6 +8,7 @@ and a number that JSON lacks is null.
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from uuid import UUID
 
 import click
+from click.core import ParameterSource
 from psycopg import IsolationLevel
 
 from pgreaper.api import Reaper
@@ -48,6 +50,12 @@ def common_options(function: _F) -> _F:
     ):
         function = option(function)
     return function
+
+
+def debugging(ctx: click.Context) -> bool:
+    """Whether ``--debug`` was given, or PGREAPER_DEBUG says so."""
+    given = ctx.get_parameter_source("debug") is ParameterSource.COMMANDLINE
+    return given or os.environ.get("PGREAPER_DEBUG", "0") not in ("", "0")
 
 
 if TYPE_CHECKING:

@@ -159,6 +159,7 @@ def systemd(
     \b
       pgreaper deploy print systemd --kind daemon --to /etc/systemd/system
     """  # noqa: D301  click reads the \\b
+    name, schedule = texts.check_user(name), texts.check_calendar(schedule)
     job, program = _job(options), program or _own_path()
     units: dict[str, str] = {}
     if kind != "timer":

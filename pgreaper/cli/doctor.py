@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pgreaper import doctor as checks
-from pgreaper.cli.common import common_options, document, emit, unknown_policy
+from pgreaper.cli.common import common_options, debugging, document, emit, unknown_policy
 from pgreaper.connection import connect, resolve
 from pgreaper.doctor import Finding, Report
 from pgreaper.errors import UnknownPolicy
 from pgreaper.render import show_line, show_text
-from pgreaper.text import plural, visible
+from pgreaper.text import one_line, plural, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +46,8 @@ def doctor(ctx: click.Context, *, policy: tuple[str, ...], database_url: str | N
     finally:
         connection.close()
     code = 0 if report.healthy else 3
+    if debugging(ctx):
+        _repeat(report)
     if as_json:
         emit(
             "doctor",
@@ -72,6 +74,14 @@ def _opener(url: str | None) -> "Callable[[str], psycopg.Connection[Any]]":
         return connect(elsewhere, name="pgreaper/doctor")
 
     return open_database
+
+
+def _repeat(report: Report) -> None:
+    """The server's own words behind the findings, for whoever asks: they may contain values of rows."""
+    for finding, error in report.heard:
+        policy = f"policy {visible(finding.policy)}, " if finding.policy else ""
+        click.echo(f"{policy}{finding.code}: the server said (SQLSTATE {error.sqlstate}):", err=True)
+        click.echo("\n".join(f"  {one_line(line)}" for line in str(error).splitlines()), err=True)
 
 
 def _show(report: Report) -> None:

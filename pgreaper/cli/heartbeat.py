@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 
 from pgreaper.cli.common import SECONDS, emit
-from pgreaper.heartbeat import read
+from pgreaper.errors import InvalidInput
+from pgreaper.heartbeat import NoFile, read
 from pgreaper.text import duration, one_line
 
 
@@ -22,9 +23,18 @@ def heartbeat(ctx: click.Context, *, file: Path, max_age: float, as_json: bool) 
     A daemon that waits for its database is alive; one that hangs is not. Let --max-age be
     longer than your longest batch takes: while one statement runs there is no beat.
 
-    Exit codes: 0 alive; 3 the last beat is too old, or there is none; 2 usage.
+    Exit codes: 0 alive; 3 the last beat is too old, or there is none that can be read; 2 usage, also where FILE is
+    a folder or a pipe.
     """
-    beat = read(file)
+    unreadable = None
+    try:
+        beat = read(file)
+    except NoFile:
+        raise InvalidInput(
+            f"{one_line(str(file))} is no file", hint="Name the one that `pgreaper work --daemon --heartbeat` writes."
+        ) from None
+    except OSError as error:
+        beat, unreadable = None, (error.strerror or type(error).__name__).lower()
     alive = beat is not None and beat.age <= max_age
     code = 0 if alive else 3
     if as_json:
@@ -37,7 +47,8 @@ def heartbeat(ctx: click.Context, *, file: Path, max_age: float, as_json: bool) 
             exit_code=code,
         )
     elif beat is None:
-        click.echo(f"error: there is no heartbeat in {one_line(str(file))}", err=True)
+        why = f": {unreadable}" if unreadable else ""
+        click.echo(f"error: there is no heartbeat in {one_line(str(file))}{why}", err=True)
         click.echo("hint: A daemon writes it: `pgreaper work --daemon --heartbeat FILE`.", err=True)
     elif alive:
         click.echo(f"{one_line(beat.worker)} was alive {duration(beat.age)} ago")

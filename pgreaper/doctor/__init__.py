@@ -26,7 +26,11 @@ __all__ = ["ERROR", "LEVELS", "NOTE", "WARNING", "Finding", "Limits", "Report", 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was looked at and found; the findings are in the order of the checks."""
+    """
+    What was looked at and found; the findings are in the order of the checks.
+
+    ``heard`` are the server's own words behind some of the findings; they may contain values of rows.
+    """
 
     database: str
     role: str
@@ -34,6 +38,7 @@ class Report:
     policies: dict[str, str]
     checks: int
     findings: list[Finding]
+    heard: "list[tuple[Finding, psycopg.Error]]"
 
     @property
     def healthy(self) -> bool:
@@ -58,7 +63,7 @@ def examine(
     limits = limits or Limits()
     look = Look(connection, limits.seconds, limits, open_database=open_database)
     look.facts = server.learn(look)
-    examination = _Examination()
+    examination = _Examination(look)
     named: dict[str, str] = {}
 
     examination.run("node", partial(server.node, look))
@@ -66,6 +71,16 @@ def examine(
     if usable:
         try:
             look.policies = _chosen(policy.registered(look), policies)
+        except psycopg.errors.InsufficientPrivilege as error:
+            # Not a note like other things that cannot be seen: nothing at all is known of any policy.
+            examination.heard(
+                Finding(
+                    "grants", ERROR, None, look.facts.role,
+                    f"role {visible(look.facts.role)} may not read the policies: {translate(error).message}",
+                    sql=(installation.grant(look.facts.role),),
+                ),
+                error,
+            )  # fmt: skip
         except psycopg.Error as error:
             examination.unable("policies", error)
         checks: Iterable[Callable[[Look], Iterator[Finding]]] = (
@@ -88,6 +103,7 @@ def examine(
         policies=named,
         checks=examination.checks,
         findings=examination.findings,
+        heard=look.heard,
     )
 
 
@@ -102,7 +118,8 @@ def _chosen(registered: tuple[Any, ...], names: Sequence[str]) -> tuple[Any, ...
 class _Examination:
     """Runs checks and keeps what they find."""
 
-    def __init__(self) -> None:
+    def __init__(self, look: Look) -> None:
+        self.look = look
         self.findings: list[Finding] = []
         self.checks = 0
 
@@ -124,7 +141,7 @@ class _Examination:
         what = name.replace("_", " ")
         denied = error.sqlstate == "42501"
         why = "it took too long" if isinstance(known, QueryCancelled) else known.message
-        self.findings.append(
+        self.heard(
             Finding(
                 "unchecked",
                 NOTE if denied else WARNING,
@@ -132,5 +149,11 @@ class _Examination:
                 what,
                 f"could not look at: {what} ({why})",
                 advice="Look again as a role with more rights to know." if denied else known.hint,
-            )
+            ),
+            error,
         )
+
+    def heard(self, finding: Finding, error: psycopg.Error) -> None:
+        """A finding that is made of an answer of the server's."""
+        self.findings.append(finding)
+        self.look.heard.append((finding, error))

@@ -7,7 +7,7 @@ from pgreaper.doctor.policy import bloated, disabled, size
 from pgreaper.reading import Row
 from pgreaper.text import plural
 
-# Days that reaper_prune() keeps unless told otherwise.
+# Days that `pgreaper prune` keeps unless told otherwise.
 _CLAIMS = 7
 _TRAIL = 90
 
@@ -43,12 +43,12 @@ def growth(look: Look) -> Iterator[Finding]:
         yield Finding(
             "books", WARNING, None, "pgreaper",
             f"nobody prunes pgreaper's own tables: they have {' and '.join(old)} ({size_})",
-            sql=("select * from pgreaper.reaper_prune();",), advice="Again while it says more; and then every day.",
+            commands=("pgreaper prune",), advice="And from now on every day, by cron or pg_cron.",
         )  # fmt: skip
     elif total > look.limits.books:
         yield Finding(
             "books", WARNING, None, "pgreaper", f"pgreaper's own tables have become large: {size_}",
-            advice="Keep less: reaper_prune(keep => …, keep_claims => …).",
+            advice="Keep less: pgreaper prune --keep … --keep-claims …",
         )  # fmt: skip
 
 

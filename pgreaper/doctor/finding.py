@@ -73,6 +73,8 @@ class Look(Reader):
     facts: Row = field(default_factory=lambda: Row({}))
     """The session: role, database, settings; see :func:`pgreaper.doctor.server.learn`."""
     policies: tuple[Row, ...] = ()
+    heard: "list[tuple[Finding, psycopg.Error]]" = field(default_factory=list)
+    """What the server said where a finding only repeats that it refused: it may contain values of rows."""
     open_database: "Callable[[str], psycopg.Connection[Any]] | None" = None
     """Opens another database of the same server, where pg_cron may live."""
 

@@ -14,10 +14,12 @@ from pgreaper.doctor.finding import ERROR, NOTE, WARNING, Finding, Limits, Look,
 from pgreaper.errors import translate
 from pgreaper.reading import Row
 from pgreaper.records import Policy
+from pgreaper.statement import filled
 from pgreaper.targets import index_advice
 from pgreaper.text import count, duration, plural, visible
 
-_CUTOFF: Final = re.compile(r"'(?:[^']|'')*'|\$1\b")
+# So many of the due holds are looked at for who has them locked.
+_LOCKS: Final = 1000
 _POLICIES: Final = """
 select p.name, p.policy_id, p.target_schema, p.target_table, p.key_columns, p.deadline_column, p.status_column, p.held,
        p.expired, p.stamp_column, p.consumed, p.consumed_stamp_column, p.restored,
@@ -30,7 +32,9 @@ select p.name, p.policy_id, p.target_schema, p.target_table, p.key_columns, p.de
        extract(epoch from p.objective)::float8 as objective_seconds,
        extract(epoch from clock_timestamp() - p.paused_at)::float8 as paused_for,
        (select jsonb_object_agg(s.key, s.value) from jsonb_each_text(p.set_values) as s) as assignments,
-       to_regclass(format('%I.%I', p.target_schema, p.target_table))::oid::bigint as oid
+       -- Not to_regclass(), which asks for USAGE on the schema: one closed target would hide every policy.
+       (select c.oid::bigint from pg_class as c join pg_namespace as n on n.oid = c.relnamespace
+         where n.nspname = p.target_schema and c.relname = p.target_table) as oid
   from pgreaper.policies as p
  where p.unregistered_at is null
  order by p.name
@@ -54,7 +58,7 @@ class Target:
     bytes: int = 0
     fragments: Row | None = None
     passive: bool = False
-    denied: str | None = None
+    denied: psycopg.Error | None = None
 
     @property
     def limits(self) -> Limits:
@@ -101,9 +105,7 @@ class Target:
         """A query made of the fragments that claims are made of, with the clock as a constant, as they have it."""
         assert self.fragments is not None  # noqa: S101
         clock = f"{literal(self.fragments.cutoff)}::timestamptz"
-        # Not within a quoted state.
-        query = _CUTOFF.sub(lambda m: clock if m[0] == "$1" else m[0], template.format(**self.fragments, **values))
-        return sql.SQL(query)
+        return sql.SQL(filled(template.format(**self.fragments, **values), clock))
 
 
 # -- the target as it is now
@@ -114,7 +116,7 @@ def prepare(target: Target) -> Iterator[Finding]:
     look, policy = target.look, target.policy
     if policy.oid is None:
         yield target.finding(
-            "target-missing", ERROR, f"{target.table} does not exist, or its schema is closed to this role",
+            "target-missing", ERROR, f"{target.table} does not exist",
             commands=(command("unregister", policy.name),),
             advice="Or bring the table back under that name: nothing has to be registered again.",
         )  # fmt: skip
@@ -168,14 +170,16 @@ def prepare(target: Target) -> Iterator[Finding]:
                 for hidden in look.rows(_HIDING, oid=target.oid):
                     yield _hidden(target, name(hidden.schema, hidden.table), hidden.role)
         else:
-            target.denied = translate(error).message
+            target.denied = error
     except psycopg.Error as error:
         if translate(error).exit_code == 75:
             raise
-        yield target.finding(
+        finding = target.finding(
             "target-broken", ERROR, f"claims on {target.table} fail: {translate(error).message}",
             advice=translate(error).hint,
         )  # fmt: skip
+        look.heard.append((finding, error))
+        yield finding
 
 
 def _columns(target: Target) -> Iterator[Finding]:
@@ -244,6 +248,19 @@ with workers as (
      and exists (select from pg_proc as p
                   where p.pronamespace = 'pgreaper'::regnamespace and p.proname in ('reaper_claim', 'reaper_sweep')
                     and has_function_privilege(p.oid, 'execute'))
+), used as (
+  -- What a view of its caller's own rights (security_invoker) reads, and with it the caller.
+  select t.relation as oid, count(*) over () as number,
+         array(select distinct d.refobjsubid
+                 from pg_rewrite as w join pg_depend as d
+                   on d.classid = 'pg_rewrite'::regclass and d.objid = w.oid
+                  and d.refclassid = 'pg_class'::regclass and d.refobjid = t.relation and d.refobjsubid > 0
+                where w.ev_class in (select v.relation from pgreaper._target_rights(p, 'worker') as v)) as columns,
+         (select n.columns from pgreaper._target_rights(p, 'worker') as n
+           where n.relation = t.relation and n.privilege = 'update') as written
+    from pgreaper.policies as p
+   cross join lateral pgreaper._target_rights(p, 'worker') as t
+   where p.policy_id = %(id)s and t.privilege = 'select' and t.relation <> %(oid)s::bigint::oid
 )
 select r.rolname::text as role,
        n.nspname::text as schema,
@@ -252,6 +269,20 @@ select r.rolname::text as role,
               where not has_column_privilege(r.oid, c.oid, x, 'select')) as unread,
        array(select x from unnest(%(written)s::text[]) as x
               where not has_column_privilege(r.oid, c.oid, x, 'update')) as unwritten,
+       coalesce((select jsonb_agg(jsonb_build_object('schema', b.schema, 'table', b.name, 'unread', b.unread,
+                                                     'unwritten', b.unwritten) order by b.schema, b.name)
+          from (select x.oid, xn.nspname::text as schema, x.relname::text as name,
+                       array(select a.attname::text from pg_attribute as a
+                              where a.attrelid = x.oid and a.attnum = any (u.columns)
+                                and not has_column_privilege(r.oid, x.oid, a.attnum, 'select')
+                              order by a.attname) as unread,
+                       -- Of several relations the catalog does not say which one the view writes to.
+                       array(select v from unnest(u.written) as v
+                              where u.number = 1 and not has_column_privilege(r.oid, x.oid, v, 'update')) as unwritten
+                  from used as u
+                  join pg_class as x on x.oid = u.oid
+                  join pg_namespace as xn on xn.oid = x.relnamespace) as b
+         where b.unread <> '{}' or b.unwritten <> '{}'), '[]') as beneath,
        (select jsonb_agg(jsonb_build_array(s.nspname, t.relname, a.rolname))
           from pgreaper._hiding(c.oid, r.oid) as h
           join pg_class as t on t.oid = h.hiding
@@ -277,7 +308,9 @@ select s.nspname::text as schema, t.relname::text as table, a.rolname::text as r
 def rights(target: Target) -> Iterator[Finding]:
     """Every role that works may read and write what the policy needs, and sees all rows."""
     with target.look.reading():
-        roles = target.look.rows(_WORKERS, oid=target.oid, read=target.read, written=target.written)
+        roles = target.look.rows(
+            _WORKERS, oid=target.oid, id=target.policy.policy_id, read=target.read, written=target.written
+        )
     lacking: set[str] = set()
     for r in roles:
         statements: list[str] = []
@@ -290,15 +323,19 @@ def rights(target: Target) -> Iterator[Finding]:
             wanted.append(f"update ({', '.join(name(column) for column in r.unwritten)})")
         if wanted:
             statements.append(f"grant {', '.join(wanted)} on {target.table} to {name(r.role)};")
+        lacks = ["usage of schema " + visible(r.schema)] if not r.usage else []
+        lacks += _lacks(r.unread, r.unwritten)
+        for b in r.beneath:
+            table = name(b["schema"], b["table"])
+            lacks += [f"{right} on {table}" for right in _lacks(b["unread"], b["unwritten"])]
+            wanted = ["select"] if b["unread"] else []
+            if b["unwritten"]:
+                wanted.append(f"update ({', '.join(name(column) for column in b['unwritten'])})")
+            statements.append(f"grant {', '.join(wanted)} on {table} to {name(r.role)};")
         if statements:
             lacking.add(r.role)
-            lacks = [
-                "usage of schema " + visible(r.schema) if not r.usage else "",
-                f"select ({', '.join(map(visible, r.unread))})" if r.unread else "",
-                f"update ({', '.join(map(visible, r.unwritten))})" if r.unwritten else "",
-            ]
             yield target.finding(
-                "grants", ERROR, f"role {visible(r.role)} works, but lacks {listed([x for x in lacks if x])}",
+                "grants", ERROR, f"role {visible(r.role)} works, but lacks {listed(lacks)}",
                 subject=r.role, sql=tuple(statements),
             )  # fmt: skip
     hiding = {(name(schema, table), role): None for r in roles for schema, table, role in r.hiding or ()}
@@ -306,11 +343,21 @@ def rights(target: Target) -> Iterator[Finding]:
         yield _hidden(target, table, role)
     if target.denied is not None and lacking.isdisjoint({target.look.facts.role}):
         works = target.look.facts.role in {r.role for r in roles}
-        yield target.finding(
+        # A view reads with the rights of its owner, unless it says otherwise.
+        remedy = "Grant it to the role, or to the owner of the view." if target.kind == "v" else "Grant it to the role."
+        finding = target.finding(
             "target-broken" if works else "unchecked", ERROR if works else NOTE,
-            f"{target.table} cannot be read as {visible(target.look.facts.role)}: {target.denied}",
-            advice="Grant it to the role." if works else "Look again as a role with more rights to know.",
+            f"{target.table} cannot be read as {visible(target.look.facts.role)}: {translate(target.denied).message}",
+            advice=remedy if works else "Look again as a role with more rights to know.",
         )  # fmt: skip
+        target.look.heard.append((finding, target.denied))
+        yield finding
+
+
+def _lacks(unread: list[str], unwritten: list[str]) -> list[str]:
+    """The rights on columns in words."""
+    rights = (("select", unread), ("update", unwritten))
+    return [f"{right} ({', '.join(map(visible, columns))})" for right, columns in rights if columns]
 
 
 def _hidden(target: Target, table: str, role: str) -> Finding:
@@ -529,6 +576,8 @@ def triggers(target: Target) -> Iterator[Finding]:
 
 def replication(target: Target) -> Iterator[Finding]:
     """Rows that another node writes are left to it; updates that cannot be published fail."""
+    if target.denied is not None:
+        return  # the missing right is told
     with target.look.reading():
         row = target.look.row(
             "select pgreaper._subscription(p) as subscription from pgreaper.policies as p where p.policy_id = %(id)s",
@@ -669,17 +718,23 @@ def service(target: Target) -> Iterator[Finding]:
             " extract(epoch from pgreaper._clock()"
             "   - (select max(t.at) from pgreaper.transitions as t where t.policy_id = p.policy_id))::float8"
             "   as success,"
+            " b.hints[1:%(locks)s::int]::text[] as places,"
+            " array(select extract(epoch from pgreaper._clock() - p.grace"
+            "         - greatest(d.deadline, pgreaper._clock() - interval '100 years'))::float8"
+            "         from unnest(b.deadlines[1:%(locks)s::int]) with ordinality as d (deadline, number)"
+            "        order by d.number) as ages,"
             " (pgreaper._suspicion(p, u)).suspect, u.failing_sqlstate as sqlstate"
             "  from pgreaper.policies as p"
             "  left join pgreaper.cursors as u on u.policy_id = p.policy_id"
             " cross join lateral pgreaper._due("
             "   p, pgreaper._target(p, %(path)s), pgreaper._clock(), null, %(limit)s) as b"
             " where p.policy_id = %(id)s",
-            id=p.policy_id, limit=target.limits.count + 1, path=look.facts.search_path,
+            id=p.policy_id, limit=target.limits.count + 1, path=look.facts.search_path, locks=_LOCKS,
         )  # fmt: skip
     due = count(min(s.due, target.limits.count), capped=s.due > target.limits.count)
     due += " hold is due" if s.due == 1 else " holds are due"
-    late = s.oldest is not None and s.oldest > max(p.objective_seconds, target.limits.late.total_seconds())
+    bound = max(p.objective_seconds, target.limits.late.total_seconds())
+    late = s.oldest is not None and s.oldest > bound
     waiting = f"; {due}, the oldest for {duration(s.oldest)}" if s.due else ""
     if p.paused:
         reason = f" ({visible(p.pause_reason, 100)})" if p.pause_reason else ""
@@ -695,55 +750,80 @@ def service(target: Target) -> Iterator[Finding]:
             advice="Mend what refuses them, a constraint, a trigger or a right; the policy then goes on by itself.",
         )  # fmt: skip
         return
-    locked = list(_locked(target))
-    yield from locked
+    locks = _locks(target, s.places)
+    keepers = list(_keepers(target, locks))
+    yield from keepers
     if not late:
         return
+    # What somebody has locked is passed over, by however many workers.
+    oldest = max((age for place, age in zip(s.places, s.ages, strict=True) if place not in locks), default=0)
+    if locks and oldest <= bound:
+        if not keepers:
+            pids = sorted({f"pid {lock.pid}" if lock.pid else "a prepared transaction" for lock in locks.values()})
+            yield target.finding(
+                "locked", WARNING,
+                f"{due}, the oldest for {duration(s.oldest)}, but open transactions have those locked that are late:"
+                f" {listed(pids)}",
+                subject=p.name, advice="They expire when these transactions have ended.",
+            )  # fmt: skip
+        return
+    oldest = oldest or s.oldest
     last = f"nothing has expired for {duration(s.success)}" if s.success is not None else "nothing has ever expired"
-    if s.idle is None or s.idle >= s.oldest:
+    if s.idle is None or s.idle >= oldest:
         yield target.finding(
-            "unserved", ERROR, f"{due}, the oldest for {duration(s.oldest)}, and nobody takes them: {last}",
+            "unserved", ERROR, f"{due}, the oldest for {duration(oldest)}, and nobody takes them: {last}",
             subject=p.name, commands=(command("work", p.name),),
             advice="With its --handler, if it has one; and from now on by cron, pg_cron, or pgreaper work --daemon.",
         )  # fmt: skip
-    elif not locked:
+    else:
         yield target.finding(
             "late", WARNING,
-            f"{due}, the oldest for {duration(s.oldest)}, which is more than the objective of"
+            f"{due}, the oldest for {duration(oldest)}, which is more than the objective of"
             f" {duration(p.objective_seconds)}; {last}",
             subject=p.name, commands=(command("work", p.name),),
             advice="With its --handler, if it has one. For good: more workers, or a larger batch.",
         )  # fmt: skip
 
 
-def _locked(target: Target) -> Iterator[Finding]:
-    """Transactions that keep due holds locked: skipped without waiting, so nobody else notices."""
+def _locks(target: Target, places: list[str | None]) -> dict[str, Row]:
+    """Who has which of these due holds locked, by their places; they are skipped without waiting."""
     assert target.fragments is not None  # noqa: S101
-    if not target.fragments.plain:
-        return
+    if not target.fragments.plain or not places:
+        return {}
     with target.look.reading():
         found = target.look.rows(
             target.statement(
-                "select l.pid, a.usename::text as role, a.application_name as application, a.state, count(*) as holds,"
-                " max(extract(epoch from clock_timestamp() - a.xact_start))::float8 as age"
-                "  from (select h.xmax from {relation} as h where {held} and {due}"
-                "         order by {deadline_order} limit 1000) as h"
+                "select h.ctid::text as place, l.pid, a.usename::text as role, a.application_name as application,"
+                " a.state, extract(epoch from clock_timestamp() - a.xact_start)::float8 as age"
+                "  from {relation} as h"
                 "  join pg_locks as l on l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and l.granted"
                 "   and l.transactionid = h.xmax"
                 "  left join pg_stat_activity as a on a.pid = l.pid"
-                " where l.pid is not null and a.application_name not like 'pgreaper/%'"
-                "   and clock_timestamp() - a.xact_start >= make_interval(secs => {seconds})"
-                " group by 1, 2, 3, 4 order by holds desc limit 5",
-                seconds=target.limits.lock.total_seconds(),
+                " where h.ctid = any ({places}::tid[]) and {held} and {due}",
+                places=literal("{" + ",".join(f'"{place}"' for place in places) + "}"),
             )
         )
-    for s in found:
+    return {row.place: row for row in found}
+
+
+def _keepers(target: Target, locks: dict[str, Row]) -> Iterator[Finding]:
+    """Transactions that have had due holds locked for long, so that nobody else notices; none of a worker's."""
+    found: dict[int, list[Row]] = {}
+    for lock in locks.values():
+        if lock.age is not None and lock.age >= target.limits.lock.total_seconds() and not _ours(lock):
+            found.setdefault(lock.pid, []).append(lock)
+    for pid, holds in sorted(found.items(), key=lambda one: -len(one[1]))[:5]:
+        s = holds[0]
         yield target.finding(
             "locked", WARNING,
-            f"{plural(s.holds, 'due hold')} {'is' if s.holds == 1 else 'are'} locked by pid {s.pid} of"
+            f"{plural(len(holds), 'due hold')} {'is' if len(holds) == 1 else 'are'} locked by pid {pid} of"
             f" {visible(s.role or '?')} ({visible(s.application or 'no name')}, {s.state}) for {duration(s.age)}",
-            subject=f"pid {s.pid}", sql=(f"select pg_terminate_backend({s.pid});",),
+            subject=f"pid {pid}", sql=(f"select pg_terminate_backend({pid});",),
         )  # fmt: skip
+
+
+def _ours(lock: Row) -> bool:
+    return str(lock.application or "").startswith("pgreaper/")
 
 
 def lease(target: Target) -> Iterator[Finding]:

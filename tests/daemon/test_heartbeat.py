@@ -173,7 +173,7 @@ def test_the_age_is_the_monotonic_clocks(tmp_path, file):
         assert 0 <= beat.age < 60
 
 
-@pytest.mark.parametrize("text", ["", "\n", "x", "nan w", "inf w", "99999999999999 from another boot"])
+@pytest.mark.parametrize("text", ["", "\n", "x", "nan w", "inf w", "-inf w", "99999999999999 from another boot"])
 def test_what_is_no_beat_is_no_life(file, text, in_process):
     """An empty file, another one, one from before the machine was started anew: 3, and no traceback."""
     file.write_text(text)
@@ -217,3 +217,24 @@ def test_beats_are_no_load(file):
             break
 
     assert (file.stat().st_ino, beaten_at(file)) == first
+
+
+def test_what_is_no_file_is_wrong_usage_and_is_not_waited_for(in_process, tmp_path):
+    """A folder, a pipe that nobody writes to, a socket, a device: 2, at once."""
+    os.mkfifo(tmp_path / "pipe")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "socket"))
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / "socket", "/dev/zero"):
+        result = in_process("heartbeat", str(path))
+        assert (result.code, result.err.splitlines()[0]) == (2, f"error: {path} is no file")
+    listener.close()
+
+
+def test_where_no_file_can_be_there_is_no_life(in_process, file):
+    """Below a file, in a loop of links: nothing was ever written there (3), and why is told."""
+    file.write_text("x")
+    assert in_process("heartbeat", str(file / "below")).code == 3
+    file.unlink()
+    file.symlink_to(file)
+    result = in_process("heartbeat", str(file))
+    assert (result.code, "too many levels of symbolic links" in result.err) == (3, True)

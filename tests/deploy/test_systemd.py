@@ -148,9 +148,37 @@ def test_units_are_written(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     "arguments", [["--name=a b"], ["--name=x\nUser=root"], ["--schedule=daily\nUnit=x"], ["--program=pgreaper"],
+                  ["--schedule=bogus"], ["--name=root"], ["--name=nobody"],
                   ["--program=/it's"], ["--program=/a\nUser=root"], ["--kind=both"], ["--to=/nowhere"]],
 )  # fmt: skip
 def test_refused(capsys, arguments):
     """Nothing that would begin a line of its own gets into a unit."""
     assert main(["deploy", "print", "systemd", *arguments]) == 2
     assert capsys.readouterr().out == ""
+
+
+CALENDARS = """
+minutely | hourly | daily | weekly | monthly | quarterly | semiannually | annually | daily UTC | daily Europe/Zurich
+*:0/5 | *:*:00/30 | *:*:0/0.5 | 08:05:40.2345 | 05:40 | 05:40 UTC | 5:4 | Mon | mon..wed,fri *:0 | Mon, 10:00
+Mon-Fri 8:0 | Monday..Tue | Mon,Tue *-*-01..04 12:00:00 | 2003-03-05 | 70-01-01 | 10-15 | *-02~03 | *-*~1..3
+*:1,2,3..7 | *-*-1/7 | 10:00 CET | *:1..5/2 | *-*-*
+""".replace("\n", " | ")
+NO_CALENDARS = """
+bogus | hourly bogus | minutely 5 | Mon Tue 10:00 | Fri..Mon | Fre 10:00 | UTC | 12 | 1: | :1 | 1:,2 | 1:2:3:4
+25:00 | 24:00 | *:60 | 1:1:60 | *-13-01 | *-*-32 | *-*-0 | *-*~29 | 2200-01-01 | 123-01-01 | 00:00/0 | *:0/61 | *:*/5
+*:10..5 | *:1..5/2,* | **:00 | * | 10:00 europe/nowhere | Mon *-*-* 10:00 10:00 | 1:00 2003-01-01 | */5 * * * *
+""".replace("\n", " | ")
+
+
+@pytest.mark.parametrize(("texts", "right"), [(CALENDARS, True), (NO_CALENDARS, False)], ids=["taken", "refused"])
+def test_a_calendar_is_what_systemd_takes_for_one(capsys, needs, texts, right):
+    """Each of them is asked of systemd itself."""
+    program = needs("systemd-analyze", package="systemd")
+    calendars = [text.strip() for text in texts.split("|") if text.strip()]
+    assert len(calendars) > 25
+    for text in calendars:
+        done = subprocess.run([program, "calendar", "--", text], capture_output=True, check=False)
+        assert (done.returncode == 0) is right, text
+        code = main(["deploy", "print", "systemd", "--kind=timer", f"--schedule={text}"])
+        assert (code == 0) is right, text
+        assert (f"\nOnCalendar={text}\n" in capsys.readouterr().out) is right

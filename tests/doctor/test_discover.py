@@ -324,6 +324,54 @@ def test_a_thousand_tables_take_seconds(db, dsn):
     assert time.monotonic() - started < 10
 
 
+NOT_ALLOWED = {
+    "a domain": "create domain st as text check (value in ('held', 'used')); {t} status st)",
+    "a short domain": "create domain st as varchar(5); {t} status st)",
+    "a list": "{t} status text check (status in ('held', 'used')))",
+    "what may not be": "{t} status text check (status <> 'expired'))",
+    "a pattern": "{t} status text check (status ~ '^[a-z]{{1,5}}$'))",
+    "a length": "{t} status varchar(40) check (length(status) < 6))",
+    "two columns": "{t} status text, n int, check (status in ('held', 'used') and (n is null or n > 7)))",
+    "a list in an array": "{t} status text check (status = any ('{{held,used}}'::text[])))",
+    "not valid": "{t} status text); alter table t add check (status in ('held', 'used')) not valid",
+    "another column that must follow": "{t} status text, d timestamptz, check (status <> 'expired' or d is not null))",
+}
+
+
+@pytest.mark.parametrize("case", NOT_ALLOWED)
+def test_a_state_that_the_table_does_not_allow_is_not_proposed(run, db, case):
+    """The command would be refused, or each expiry would fail: a template instead."""
+    db.execute(NOT_ALLOWED[case].format(t="create table t (id int primary key, expires_at timestamptz,"))
+    db.execute(
+        "insert into t (id, expires_at, status) values (1, now() - interval '1 day', 'held'), (2, now(), 'used')"
+    )
+    found = by_table(run("discover", "--json"))["public.t"]
+    assert (found["command"], found["expired"], found["assumptions"]) == (None, None, [])
+    assert "states do not say" in found["obstacle"]
+
+
+ALLOWED = {
+    "a domain": "create domain st as text check (value in ('held', 'expired')); {t} status st)",
+    "a wide domain": "create domain st as varchar(7) check (value ~ '^[a-z]+$'); {t} status st)",
+    "a check on something else": "{t} status text, n int, check (n is not null and status <> ''))",
+    "a function of somebody's": (
+        "create function never(text) returns boolean language plpgsql immutable as"
+        " $$ begin raise exception 'called'; end $$; {t} status text, check (status = 'held' or never(status)))"
+    ),
+    "a query in a check": "{t} status text, check (status = 'held' or query_to_xml('select 1/0', 't', 't', 't') is null))",
+}
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_a_state_that_may_be_allowed_is_proposed(run, db, paste, case):
+    """Also where nothing can be known, because a function would have to be run to know it; none is."""
+    db.execute(ALLOWED[case].format(t="create table t (id int primary key, expires_at timestamptz,"))
+    db.execute("alter table t alter status set default 'held'")
+    found = by_table(run("discover", "--json"))["public.t"]
+    assert (found["held"], found["expired"]) == (["held"], "expired")
+    paste({"sql": [], "commands": [found["command"]]})
+
+
 WORDS = ["plain", "two words", "it's", 'a"b', "$HOME", "`id`", "a\nb", "tab\t", "\\n", "ü", "'\n'"]
 
 

@@ -278,6 +278,97 @@ def test_a_view_whose_owner_has_lost_a_right(doctor, holds, db, worker, dsn):
         db.execute(f"drop view mine; drop owned by {owner}; drop role {owner}")
 
 
+def test_c061_a_schema_that_is_closed_to_the_worker(doctor, bookings, db, worker, run):
+    """The usual order: a grant, then another table.  It is named, and hides neither the other policies nor itself."""
+    role, url = worker
+    grant_worker(db, role)
+    db.execute("create schema shop; create table shop.carts (like holds including all)")
+    bookings.register("carts", target="shop.carts")
+    db.execute("drop index holds_due")
+    found = {f["code"]: f for f in doctor.look(url=url) if f["code"] != "unseen"}
+    assert sorted(found) == ["grants", "index-missing"]
+    assert (found["index-missing"]["policy"], found["grants"]["policy"]) == ("holds", "carts")
+    assert "usage of schema shop" in found["grants"]["fact"]
+    assert run("doctor", "carts", url=url).code == 3
+    assert run("doctor", "nosuch", url=url).code == 2
+    doctor.heal("grants", level="error", url=url, admin=doctor_url(db))
+    assert "unchecked" not in doctor.codes(url=url)
+
+
+def test_c061_policies_that_cannot_be_read_are_no_note(doctor, bookings, db, worker):
+    """Nothing is known of any policy then, and that is not healthy."""
+    role, url = worker
+    grant_worker(db, role)
+    db.execute(f"revoke select on pgreaper.policies from {role}")
+    assert "may not read the policies" in doctor.only("grants", level="error", url=url)["fact"]
+    doctor.heal("grants", level="error", url=url, admin=doctor_url(db))
+
+
+def test_c061_what_a_worker_lacks_beneath_a_view_of_the_callers_rights(doctor, holds, db, worker, run):
+    """Each right by name, to the worker itself and an administrator; not of what the view does not read."""
+    if db.info.server_version < 150000:
+        pytest.skip("security_invoker came with PostgreSQL 15")
+    role, url = worker
+    db.execute("create view mine with (security_invoker) as select id, status, expires_at from holds")
+    db.execute("create view other as select customer_email from holds")
+    holds.register("view", target="mine")
+    grant_worker(db, role)
+    db.execute(f"revoke all on holds from {role}")
+    finding = doctor.only("grants", level="error", url=url)
+    assert "select (expires_at, id, status) on public.holds and update (status) on public.holds" in finding["fact"]
+    assert finding["sql"] == [f"grant select, update (status) on public.holds to {role};"]
+    assert doctor.only("grants", level="error")["sql"] == finding["sql"]
+    assert "target-broken" not in doctor.codes(url=url)
+    db.execute(f"grant select (id, status, expires_at), update (status) on holds to {role}")
+    assert "grants" not in doctor.codes(url=url)
+    db.execute(f"revoke update (status) on holds from {role}")
+    doctor.heal("grants", level="error")
+    holds.due(2)
+    assert run("work", "--json", url=url).json["outcomes"]["expired"] == 2
+
+
+QUOTES = ["it's", "two '' quotes' ", "a \"b\" 'c'", "$1", "'$1'", "back\\slash's"]
+
+
+@pytest.mark.parametrize("word", QUOTES)
+def test_quotes_in_names_and_states_are_no_fault(doctor, holds, db, word):
+    """What a claim reads is what the doctor reads, whatever stands in quotes."""
+    quoted = psycopg.sql.Identifier
+    db.execute(
+        psycopg.sql.SQL(
+            "create table {t} ({k} int primary key, {s} text not null, {d} timestamptz not null);"
+            "insert into {t} values (1, 'held', now() + interval '1 day');"
+            "create index on {t} ({d}) where {s} = {held}"
+        ).format(
+            t=quoted(f"t {word}"), k=quoted(f"k {word}"), s=quoted(f"s {word}"), d=quoted(f"d {word}"),
+            held=psycopg.sql.Literal(word),
+        )
+    )  # fmt: skip
+    holds.register(
+        "p", target=quoted(f"t {word}").as_string(db), deadline_column=f"d {word}", status_column=f"s {word}",
+        held=[word, "held"], expired=f"{word} over",
+    )  # fmt: skip
+    db.execute(psycopg.sql.SQL("create index on {t} ({d})").format(t=quoted(f"t {word}"), d=quoted(f"d {word}")))
+    assert doctor.codes() == []
+
+
+def test_debug_shows_what_the_server_said(holds, db, run):
+    """The hint of a broken target says so; without it no value of a row is shown, and JSON has none either way."""
+    db.execute(
+        "create function boom(text) returns boolean language plpgsql immutable as"
+        " $$ begin raise exception 'secret %', $1 using errcode = '22012'; end $$;"
+        "create view mine as select * from holds; "
+    )
+    holds.register("view", target="mine")
+    db.execute("create or replace view mine as select * from holds where boom('mail')")
+    quiet, loud = run("doctor"), run("doctor", "--debug", "--json")
+    assert "target-broken" in quiet.out
+    assert "--debug shows" in quiet.out
+    assert "secret" not in quiet.out + quiet.err + loud.out
+    assert "secret mail" in loud.err
+    assert "policy view, target-broken" in loud.err
+
+
 def test_row_level_security_would_hide_holds(doctor, bookings, db, worker):
     """Told to the worker itself, and to an administrator who sees every row."""
     role, url = worker
@@ -448,7 +539,7 @@ def test_c023_whoever_keeps_due_holds_locked(bookings, db, connect):
     bookings.due(3)
     holder = connect(autocommit=False, application_name="psql of yesterday")
     holder.execute("update holds set customer_email = 'x' where status = 'held' and expires_at < now()")
-    assert found(db, "locked") == []
+    assert [f for f in found(db, "locked") if f.sql] == []
     [finding] = found(db, "locked", lock=timedelta(0))
     assert finding.fact.startswith(f"3 due holds are locked by pid {holder.info.backend_pid}")
     assert "psql of yesterday" in finding.fact
@@ -456,6 +547,25 @@ def test_c023_whoever_keeps_due_holds_locked(bookings, db, connect):
     with pytest.raises(psycopg.OperationalError):
         holder.execute("select 1")
     assert found(db, "locked", lock=timedelta(0)) == []
+
+
+def test_c023_late_holds_that_are_merely_locked(doctor, bookings, db, connect, worker):
+    """More workers would pass them over as well; what is late and free is told as ever, also when some are locked."""
+    role, url = worker
+    grant_worker(db, role)
+    ids = bookings.due(3, overdue="2 hours")
+    holder = connect(autocommit=False)
+    holder.execute("update holds set customer_email = 'x' where id = any (%s)", [ids])
+    for address in (None, url):
+        finding = doctor.only("locked", level="warning", url=address)
+        assert f"pid {holder.info.backend_pid}" in finding["fact"]
+        assert (finding["commands"], finding["sql"]) == ([], [])
+        assert {"late", "unserved"}.isdisjoint(doctor.codes(url=address))
+    bookings.due(1, overdue="30 minutes")
+    assert "the oldest for 2 h" not in doctor.only("late", level="warning")["fact"]
+    assert "locked" not in doctor.codes()
+    holder.rollback()
+    assert "the oldest for 2 h" in doctor.only("late", level="warning")["fact"]
 
 
 def test_c006_a_lease_that_is_too_short(doctor, bookings, db, run):
