@@ -36,6 +36,7 @@ from pgreaper.errors import (
     DatabaseUnavailable,
     InvalidInput,
     LeaseLost,
+    NotInstalled,
     QueryCancelled,
     ReaperError,
     StatementTimeout,
@@ -1128,12 +1129,15 @@ class Worker:
 
     def _require_fit(self, error: ReaperError) -> None:
         """
-        What a call did not find ends the run (VersionMismatch) when the database is of a version for other workers.
+        What a call did not find ends the run (VersionMismatch) when the database has a version for others, or none.
 
         Otherwise it was the instant in which the functions were exchanged, and trying again helps.
         """
-        if isinstance(error, VersionMismatch):
-            self._retrying(lambda r: r.require_version())
+        if isinstance(error, (VersionMismatch, NotInstalled)):
+            try:
+                self._retrying(lambda r: r.require_version())
+            except NotInstalled as gone:
+                raise _taken_out(gone) from None
 
     def _explain(self, turn: _Turn, run: PolicyRun, batch: Batch, apart: Container[str] = ()) -> None:
         """Holds failed: say why, each reason once in a run and, in a daemon, once in a while."""
@@ -1514,9 +1518,22 @@ class Worker:
         if not self._may_wait(trouble, first=False):
             raise trouble
         self._pause(trouble)
-        self._connect()
+        try:
+            self._connect()
+        except NotInstalled as gone:
+            raise _taken_out(gone) from None
         self.result.reconnects += 1
         self._log(Event("database.back", "connected again", counts={"reconnects": self.result.reconnects}))
+
+
+def _taken_out(gone: NotInstalled) -> VersionMismatch:
+    """It was there when the run began: taken out for good, or to be put back by a deployment."""
+    return VersionMismatch(
+        gone.message.replace("is not installed in", "is no longer installed in"),
+        hint=gone.hint,
+        sqlstate="RP005",
+        original=gone.original,
+    )
 
 
 _IN_WORDS: Final = {

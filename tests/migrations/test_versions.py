@@ -344,6 +344,28 @@ def test_c105_a_daemon_stops_when_its_version_is_no_longer_served(
     assert books.violations(connection) == []
 
 
+@pytest.mark.parametrize("meanwhile", ["idle", "away"])
+def test_a_daemon_ends_when_pgreaper_is_taken_out(
+    world: tuple[str, Connection, Holds], daemon: Callable[[], Daemon], meanwhile: str
+):
+    """75, so that whoever started it tries again later; also when the connection was lost meanwhile."""
+    dsn, connection, holds = world
+    old = daemon()
+    holds.due(3)
+    wait(connection, "select not exists (select from holds where status = 'held')")
+    with psycopg.connect(dsn) as other:
+        schema.uninstall(dsn, force=True)
+        if meanwhile == "away":
+            other.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where application_name like 'pgreaper/%' and datname = current_database()"
+            )
+    code, log = old.wait()
+    assert code == 75, log
+    name = connection.info.dbname
+    assert f"error: pgreaper is no longer installed in database {name}\nhint: Run `pgreaper install`" in log
+
+
 def test_c105_a_worker_in_the_middle_of_a_batch_gives_it_back(
     world: tuple[str, Connection, Holds], release: Release, next_driver: Callable[[], None]
 ):
