@@ -780,8 +780,10 @@ def by_state(holds) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("way", ["sweep", "expire"])
-@pytest.mark.parametrize("sqlstate", ["58030", "42501", "53100", "08006"])
-@pytest.mark.parametrize("bad", [[0], [499], [0, 250, 499]])
+@pytest.mark.parametrize("sqlstate", ["58030", "42501"])
+@pytest.mark.parametrize(
+    "bad", [[0], [499], [0, 250, 499], range(0, 500, 25)], ids=["first", "last", "three", "twenty"]
+)
 def test_trouble_of_one_hold_in_a_large_batch_does_not_stop_the_others(committed, core, holds, bad, sqlstate, way):
     """Halving 500 down to one takes nine failures, and none of them says that the environment is broken."""
     ids = holds.due(500)

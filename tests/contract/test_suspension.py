@@ -367,6 +367,7 @@ def test_innocents_between_bad_holds_expire(core, holds, clock, shape):
     few = shape == "scattered"  # each of these is found by halving
     old = holds.due(60 if few else 600, overdue="5 hours")
     good = holds.due(200 if few else 2000, overdue="3 hours")
+    late = holds.due(50, overdue="2 hours") if shape == "far from the others" else []
     young = holds.due(8, overdue="1 hour")
     if shape == "far from the others":
         core.do(f"update holds set expires_at = expires_at - interval '300 days' where id < {young[0]}")
@@ -376,8 +377,9 @@ def test_innocents_between_bad_holds_expire(core, holds, clock, shape):
             f" where id < {young[0]}"
         )
     core.register()
-    poison(core, old + young)
-    heals(core, holds, clock, good, old + young, probes=40)
+    bad = old + late + young
+    poison(core, bad)
+    heals(core, holds, clock, good, bad, probes=40)
 
 
 def test_deadlines_without_a_beginning_can_be_probed(core, holds, clock):
