@@ -358,7 +358,9 @@ ALLOWED = {
         "create function never(text) returns boolean language plpgsql immutable as"
         " $$ begin raise exception 'called'; end $$; {t} status text, check (status = 'held' or never(status)))"
     ),
-    "a query in a check": "{t} status text, check (status = 'held' or query_to_xml('select 1/0', 't', 't', 't') is null))",
+    "a query in a check": (
+        "{t} status text, check (status = 'held' or query_to_xml('select 1/0', 't', 't', 't') is null))"
+    ),
 }
 
 

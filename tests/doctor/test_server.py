@@ -163,6 +163,7 @@ def test_c084_nobody_prunes_the_books(doctor, db, registered, run):
     db.execute("update pgreaper.claims set finished_at = finished_at - interval '30 days'")
     finding = doctor.heal("books", level="warning")
     assert "claims of 30 days ago" in finding["fact"]
+    assert finding["commands"] == ["pgreaper prune"]
     [finding] = found(db, "books", books=1)
     assert finding.fact.startswith("pgreaper's own tables have become large")
 
