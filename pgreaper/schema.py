@@ -441,6 +441,8 @@ class Change:
 
     before: str | None
     after: str | None
+    kept: tuple[str, ...] = ()
+    """Statements that would take from roles what they keep on the user's tables, where pgreaper goes."""
 
     @property
     def changed(self) -> bool:
@@ -477,6 +479,9 @@ def uninstall(database: Database = None, *, force: bool = False) -> Change:
     """
     Remove the schema and leave the catalog as it was before.
 
+    Rights on the user's tables stay with the roles that were granted them, because they may have other reasons:
+    the statements that take them are returned, and nobody else knows them afterwards.
+
     ``force``: also with dead letters or active leases; what they say is lost.
 
     Raises Refused while there are some, or while an object of the user's depends
@@ -488,7 +493,23 @@ def uninstall(database: Database = None, *, force: bool = False) -> Change:
         execute(Operations(context), _TRUST)
         if context.get_current_revision() is None:
             return Change(None, None)
-        return Change(run(context), context.get_current_revision())
+        kept = _kept(connection)
+        return Change(run(context), context.get_current_revision(), kept)
+
+
+def _kept(connection: Connection) -> tuple[str, ...]:
+    """What _kept_rights() says of each role that is known; of an installation in pieces nothing."""
+    try:
+        with connection.begin_nested():
+            rows = connection.exec_driver_sql(
+                "select distinct k.statement from pgreaper.grants as g"
+                " cross join lateral pgreaper._kept_rights(g.role, g.kind) as k (statement) order by 1"
+            )
+            return tuple(str(statement) for (statement,) in rows)
+    except DBAPIError as error:
+        if isinstance(error.orig, psycopg.Error) and str(error.orig.sqlstate).startswith("42"):
+            return ()
+        raise
 
 
 def uninstall_sql(*, force: bool = False) -> str:

@@ -159,6 +159,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/_target_rights.sql
 \ir functions/_missing_rights.sql
 \ir functions/_grant_again.sql
+\ir functions/_kept_rights.sql
 \ir functions/reaper_grant.sql
 \ir functions/reaper_revoke.sql
 \ir rights.sql

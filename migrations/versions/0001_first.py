@@ -133,6 +133,7 @@ FILES: tuple[str, ...] = (
     "functions/_target_rights.sql",
     "functions/_missing_rights.sql",
     "functions/_grant_again.sql",
+    "functions/_kept_rights.sql",
     "functions/reaper_grant.sql",
     "functions/reaper_revoke.sql",
     "rights.sql",

@@ -62,7 +62,8 @@ def uninstall(*, sql: bool, force: bool, database_url: str | None, as_json: bool
     Remove pgreaper from a database; your tables and rows stay as they are.
 
     Refuses while there are dead letters or active leases, and while an object of
-    yours depends on one of pgreaper's.
+    yours depends on one of pgreaper's. What `pgreaper grant` gave roles on your tables
+    they keep: the statements that take it are printed (not with --sql), for you to choose from.
     """
     from pgreaper import schema
 
@@ -71,9 +72,15 @@ def uninstall(*, sql: bool, force: bool, database_url: str | None, as_json: bool
 
     change = schema.uninstall(database_url, force=force)
     if as_json:
-        emit("uninstall", changed=change.changed, before=change.before, revision=change.after)
+        emit("uninstall", changed=change.changed, before=change.before, revision=change.after, kept=change.kept)
+    elif not change.changed:
+        click.echo("pgreaper is not installed here")
     else:
-        click.echo("pgreaper is uninstalled" if change.changed else "pgreaper is not installed here")
+        click.echo("pgreaper is uninstalled" + ("; on your tables roles keep rights:" if change.kept else ""))
+        for statement in change.kept:
+            click.echo(statement)
+        if change.kept:
+            click.echo("hint: Run those of the statements above whose rights nobody needs for anything else.", err=True)
     return 0
 
 

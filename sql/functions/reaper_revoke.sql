@@ -57,18 +57,10 @@ begin
 
   v_row.done := false;
   for v_row.statement in
-    select format('revoke %s on %I.%I from %I;',
-             string_agg(t.privilege || coalesce((select ' (' || string_agg(quote_ident(u.name), ', ' order by u.name) || ')'
-                                                   from unnest(t.columns) as u (name)), ''), ', ' order by t.privilege),
-             n.nspname, c.relname, reaper_revoke.role)
+    select distinct t.statement
       from unnest(v_kinds) as k (kind)
-     cross join pgreaper.policies as p
-     cross join lateral pgreaper._target_rights(p, k.kind) as t
-      join pg_catalog.pg_class as c on c.oid = t.relation
-      join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
-     where p.unregistered_at is null
-     group by k.kind, p.policy_id, n.nspname, c.relname
-     order by n.nspname, c.relname
+     cross join lateral pgreaper._kept_rights(reaper_revoke.role, k.kind) as t (statement)
+     order by t.statement
   loop
     return next v_row;
   end loop;

@@ -664,6 +664,7 @@ def test_revoke(core, roles, shop, dsn, capsys):
     assert capsys.readouterr().out.splitlines() == [
         f"role {name} has no more rights on pgreaper; on your tables it keeps:",
         f"revoke select, update (expired_at, status, token) on shop.bookings from {name};",
+        f"revoke usage on schema shop from {name};",
     ]
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         roles.connect(name).execute("select pgreaper.reaper_version()")
@@ -673,6 +674,51 @@ def test_revoke(core, roles, shop, dsn, capsys):
     assert f"error: role {name} has no rights on pgreaper" in capsys.readouterr().err
     core.do("select pgreaper._grant_again()")
     assert core.value(f"select has_schema_privilege('{name}', 'pgreaper', 'usage')") is False
+
+
+def test_uninstall_tells_what_roles_keep_on_tables(roles, empty_dsn, capsys):
+    """Afterwards nobody knows it; pasted, the statements leave the access lists as they were before the grants."""
+    acls = (
+        "select n.nspacl::text, c.relacl::text, array(select a.attacl::text from pg_attribute as a"
+        " where a.attrelid = c.oid and a.attnum > 0 order by a.attnum) from pg_class as c join pg_namespace as n"
+        " on n.oid = c.relnamespace where c.oid = 'shop.bookings'::regclass"
+    )
+    worker, reader, neighbour, member = map(roles.create, ("worker", "reader", "neighbour", "member"))
+    with psycopg.connect(empty_dsn, autocommit=True) as connection, ExitStack() as stack:
+        for role in (worker, reader, neighbour, member):
+            stack.callback(connection.execute, f"drop owned by {role} cascade")
+        connection.execute(SHOP)
+        # The lists exist, and an entry of somebody else's stays.
+        connection.execute(
+            f"grant all on schema shop to {neighbour}; grant all on shop.bookings to {neighbour};"
+            f" grant update (status, expired_at, token), select (id, expires_at, status, expired_at, ctid)"
+            f" on shop.bookings to {neighbour}"
+        )
+        schema.install(empty_dsn)
+        Reaper(connection).register("p", "shop.bookings", **SETTINGS)
+        before = connection.execute(acls).fetchall()
+        connection.execute("select pgreaper.reaper_grant(%s, 'worker')", [worker])
+        # Has all of it by being a member, so there is nothing to take from it.
+        connection.execute(f"grant {worker} to {member}")
+        connection.execute("select pgreaper.reaper_grant(%s, 'worker')", [member])
+        connection.execute("select pgreaper.reaper_grant(%s, 'reader')", [reader])
+        connection.execute("select pgreaper.reaper_unregister('p')")
+        assert connection.execute(acls).fetchall() != before
+
+        assert main(["uninstall", "--database-url", empty_dsn]) == 0
+        said, *statements = capsys.readouterr().out.splitlines()
+        assert said == "pgreaper is uninstalled; on your tables roles keep rights:"
+        assert statements == [
+            f"revoke select (ctid, expired_at, expires_at, id, status) on shop.bookings from {reader};",
+            f"revoke select, update (expired_at, status, token) on shop.bookings from {worker};",
+            f"revoke usage on schema shop from {reader};",
+            f"revoke usage on schema shop from {worker};",
+        ]
+        for statement in statements:
+            connection.execute(statement)
+        assert connection.execute(acls).fetchall() == before
+        assert main(["uninstall", "--database-url", empty_dsn]) == 0
+        assert capsys.readouterr().out == "pgreaper is not installed here\n"
 
 
 def may_call(connection: Connection, role: str) -> list[str]:
