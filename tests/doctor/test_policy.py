@@ -379,6 +379,15 @@ def test_row_level_security_would_hide_holds(doctor, bookings, db, worker):
     assert "row-security" not in doctor.codes(url=url)
 
 
+def test_row_level_security_hides_holds_from_who_looks(doctor, bookings, db, worker):
+    """Of a role that does not work, and so would see half of the figures."""
+    role, url = worker
+    db.execute("select pgreaper.reaper_grant(%s, 'reader')", [role])
+    db.execute("alter table holds enable row level security; create policy half on holds using (id % 2 = 0)")
+    assert doctor.only("row-security", level="error", url=url)["subject"] == role
+    assert "row-security" not in doctor.codes()
+
+
 @pytest.mark.parametrize("reads_as", ["its owner", "whoever asks"])
 def test_row_level_security_behind_a_view(doctor, holds, db, worker, reads_as):
     """The table, the view and the role that sees half are named, whoever looks; the remedy is for that role."""
