@@ -207,7 +207,7 @@ def test_a_hold_that_the_application_held_anew_has_not_expired_twice(committed, 
     assert held_anew == [("held anew", True, 1, str(ids[1]))]
 
 
-def broken_at_all(core) -> list[str]:
+def broken_at_all(core):
     return core.column("select invariant from pgreaper.reaper_verify() where not holds")
 
 
