@@ -704,7 +704,8 @@ class Reaper:
         return [
             PolicyStatus(*row)
             for row in self._query(
-                "select policy, target, owner, state, reason, due, due_capped, oldest_deadline, oldest_due, leased,"
+                "select policy, target, owner, state, reason, due, due_capped, oldest_deadline, oldest_due,"
+                " oldest_retry, leased,"
                 " retrying, dead, expired, already_done, not_eligible, retries, dead_letters, taken_back,"
                 " duplicate_rate, objective, lateness_p50, lateness_p99, lateness_max, start_p50, start_p99,"
                 " finish_p50, finish_p99, clock_skew, last_success"

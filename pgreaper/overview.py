@@ -151,7 +151,6 @@ class Waiting:
     last_worker: str | None
     lapsed: timedelta | None
     next_retry: datetime | None
-    overdue_retry: timedelta | None
 
 
 def look(reaper: Reaper, policies: Sequence[str] | None = None) -> Overview:
@@ -226,8 +225,7 @@ def wait(reaper: Reaper, policies: Sequence[str] | None = None) -> dict[str, Wai
         "    from pgreaper.claims as k"
         "   where k.policy_id = p.policy_id and k.finished_at is null and k.claim_until <= n.now"
         "  having count(*) > 0),"
-        " r.not_before,"
-        " n.now - r.not_before"
+        " r.not_before"
         "  from pgreaper.policies as p"
         " cross join lateral (select pgreaper._clock() as now) as n"
         "  left join pgreaper.cursors as c on c.policy_id = p.policy_id"
@@ -243,12 +241,12 @@ def longest(status: PolicyStatus, waiting: Waiting) -> tuple[timedelta | None, s
     """How long the hold that has waited longest for somebody has been due, and what it waits for."""
     # What a dead worker had leased is nobody's, though it is not free until the next claim takes it back; and a retry
     # whose time has come waits like any other hold.
+    left_behind = waiting.lapsed is not None and status.oldest_due is not None and waiting.lapsed >= status.oldest_due
     found = [
         (waited, kind)
         for waited, kind in (
-            (status.oldest_due, "free"),
-            (waiting.lapsed, "lapsed"),
-            (waiting.overdue_retry, "retry"),
+            (status.oldest_due, "lapsed" if left_behind else "free"),
+            (status.oldest_retry, "retry"),
         )
         if waited is not None and waited > timedelta(0)
     ]

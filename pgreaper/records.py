@@ -151,7 +151,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """How many rows of one kind of books of a policy went: claims, transitions or events; ``more``: there are others."""
+    """How many rows of a policy's claims, transitions or events went; ``more``: there are others."""
 
     policy: str
     kind: str
@@ -172,6 +172,7 @@ class PolicyStatus:
     due_capped: bool
     oldest_deadline: datetime | None
     oldest_due: timedelta | None
+    oldest_retry: timedelta | None
     leased: int
     retrying: int
     dead: int

@@ -7,15 +7,13 @@
 --
 -- Promises
 --   * Oldest deadline first; at most `wanted` holds.
---   * Fewer than `wanted` only when no further hold is due from `start` on, or when more than
---     `parked` holds (NULL: no bound) lay in the way that are leased or have failed.
+--   * Fewer than `wanted` only when no further hold is due from `start` on.
 create function pgreaper._due(
   policy pgreaper.policies,
   target pgreaper._target,
   clock timestamptz,
   start timestamptz,
-  wanted integer,
-  parked integer default null
+  wanted integer
 )
 returns pgreaper._batch
 language plpgsql
@@ -30,7 +28,6 @@ declare
   v_failed boolean;
   v_limit integer;
   v_scanned integer;
-  v_parked integer := 0;
   v_last timestamptz;
   v_page pgreaper._batch;
   v_batch pgreaper._batch := row('{}'::text[], '{}'::timestamptz[], '{}'::tid[], 1, 'fresh')::pgreaper._batch;
@@ -47,7 +44,7 @@ begin
   -- The greatest one by its index: with EXISTS the planner hopes to meet one early, and reads them all.
   v_failed := coalesce(
     (select max(f.deadline) from pgreaper.failures as f where f.policy_id = policy.policy_id) >= coalesce(v_from, '-infinity'), false);
-  v_limit := least(_due.wanted + cardinality(v_taken), case when v_failed then 2 * _due.parked end);
+  v_limit := _due.wanted + cardinality(v_taken);
 
   loop
     v_statement := format(
@@ -80,8 +77,7 @@ begin
     v_batch.deadlines := v_batch.deadlines || v_page.deadlines;
     v_batch.hints := v_batch.hints || v_page.hints;
 
-    v_parked := v_parked + v_scanned - coalesce(cardinality(v_page.keys), 0);
-    exit when cardinality(v_batch.keys) >= _due.wanted or v_scanned < v_limit or v_parked > _due.parked;
+    exit when cardinality(v_batch.keys) >= _due.wanted or v_scanned < v_limit;
 
     -- A full page, but too much of it was taken: read on.  What shares the last
     -- deadline is read again; when a whole page shares it, only a larger page helps.
@@ -99,5 +95,5 @@ begin
 end;
 $function$;
 
-comment on function pgreaper._due(pgreaper.policies, pgreaper._target, timestamptz, timestamptz, integer, integer) is
+comment on function pgreaper._due(pgreaper.policies, pgreaper._target, timestamptz, timestamptz, integer) is
 'The next due holds that nobody has and that have not failed; locks and writes nothing.';

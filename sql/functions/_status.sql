@@ -13,6 +13,7 @@ returns table (
   due_capped boolean,
   oldest_deadline timestamptz,
   oldest_due interval,
+  oldest_retry interval,
   leased bigint,
   retrying bigint,
   dead bigint,
@@ -42,13 +43,16 @@ set search_path = pg_catalog, pg_temp
 as $function$
 declare
   c_cap constant integer := 10000;
-  c_parked constant integer := 2500;
   c_span constant interval := '5 minutes';
   c_sample constant integer := 2000;
   v_now constant timestamptz := pgreaper._clock();
+  v_cutoff constant timestamptz := v_now - policy.grace;
   v_target pgreaper._target;
-  v_batch pgreaper._batch;
-  v_ahead pgreaper._batch;
+  v_taken text[];
+  v_limit bigint;
+  v_none constant timestamptz := null;
+  v_retry timestamptz;
+  v_statement text;
   v_counts bigint[];
   v_cursor pgreaper.cursors;
   v_suspicion record;
@@ -70,24 +74,38 @@ begin
 
   begin
     v_target := pgreaper._target(policy, _status.search_path);
-    v_batch := pgreaper._due(policy, v_target, v_now, null, c_cap + 1, c_parked);
-    -- So many dead letters may lie at the head that what is due is seen from the cursor on only.
-    if cardinality(v_batch.keys) <= c_cap and v_cursor.position is not null then
-      v_ahead := pgreaper._due(policy, v_target, v_now, v_cursor.position, c_cap + 1, c_parked);
-    end if;
-    select count(distinct d.key), min(d.deadline) into due, oldest_deadline
-      from unnest(v_batch.keys || v_ahead.keys, v_batch.deadlines || v_ahead.deadlines) as d (key, deadline);
+    -- A lease that has lapsed holds nobody's place: what a dead worker left behind is due.
+    v_taken := array(
+      select k.key from pgreaper.claims as c cross join lateral unnest(c.keys) as k (key)
+       where c.policy_id = policy.policy_id and c.finished_at is null and c.claim_until > v_now);
+    -- So many may lie before what is free; with that many more read, none of it stays unseen.
+    select c_cap + 1 + count(*) + cardinality(v_taken) into v_limit
+      from pgreaper.failures as f where f.policy_id = policy.policy_id;
+    v_statement := format(
+      'select pg_catalog.count(*) filter (where f.key is null), pg_catalog.min(s.deadline) filter (where f.key is null),'
+      '       pg_catalog.min(f.not_before) filter (where f.not_before operator(pg_catalog.<=) $5)'
+      '  from (select %1$s as key, %2$s as deadline from %3$s as h where %4$s and %5$s order by %6$s limit $3) as s'
+      '  left join pgreaper.failures as f on f.policy_id operator(pg_catalog.=) $6'
+      '   and f.key operator(pg_catalog.=) s.key and f.deadline operator(pg_catalog.=) s.deadline'
+      ' where (s.key operator(pg_catalog.=) any ($4)) is not true',
+      v_target.key, v_target.deadline, v_target.relation, v_target.held, v_target.due, v_target.deadline_order);
+    perform set_config('search_path', v_target.search_path, true);
+    execute v_statement into due, oldest_deadline, v_retry
+      using v_cutoff, v_none, v_limit, v_taken, v_now, policy.policy_id;
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     due_capped := due > c_cap;
     due := least(c_cap, due);
+    oldest_retry := v_now - v_retry;
     if oldest_deadline is not null then
       oldest_due := v_now - policy.grace - greatest(oldest_deadline, v_now - interval '100 years');
     end if;
   exception
     when undefined_table or undefined_column or datatype_mismatch or insufficient_privilege then
       state := 'broken';
-      -- The server's words and ours name objects; what a function of the user's raises may carry values of rows.
+      -- Our own words name objects; the server's may carry values of rows, for example of one that is cast to regclass.
       get stacked diagnostics v_context = pg_exception_context;
-      reason := case when v_context ~ '^(SQL statement|PL/pgSQL function pgreaper\._)' then sqlerrm
+      reason := case when v_context ~ '^PL/pgSQL function pgreaper\._' then sqlerrm
+                     when sqlstate = '42501' then format('%I may not read all of %I.%I', current_user, policy.target_schema, policy.target_table)
                      else format('%I.%I cannot be read: %s (SQLSTATE %s)', policy.target_schema, policy.target_table,
                                  pgreaper._error_class(sqlstate), sqlstate) end;
     when lock_not_available then

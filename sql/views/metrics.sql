@@ -7,7 +7,7 @@ select p.name as policy,
        s.state,
        s.due,
        case when s.due is not null
-            then greatest(0, extract(epoch from greatest(s.oldest_due, w.left_behind, w.overdue))) end::double precision as oldest_due_seconds,
+            then greatest(0, extract(epoch from greatest(s.oldest_due, s.oldest_retry))) end::double precision as oldest_due_seconds,
        s.leased,
        s.retrying,
        s.dead,
@@ -47,17 +47,6 @@ select p.name as policy,
           ) as c on c.bucket = e.bucket
       ) as b
   ) as l
- -- What a dead worker had leased waits although it is not free yet, and so does a retry whose time has come.
- cross join lateral (
-    select (select n.now - p.grace - greatest(min(c.first_deadline), n.now - interval '100 years')
-              from pgreaper.claims as c
-             where c.policy_id = p.policy_id and c.finished_at is null and c.claim_until <= n.now
-            having count(*) > 0) as left_behind,
-           (select n.now - min(f.not_before)
-              from pgreaper.failures as f
-             where f.policy_id = p.policy_id and f.not_before < 'infinity') as overdue
-      from (select pgreaper._clock() as now) as n
-  ) as w
  where p.unregistered_at is null;
 
 comment on view pgreaper.metrics is 'What an exporter needs, a row per policy: seconds and plain numbers.';

@@ -9,6 +9,7 @@ select p.name as policy,
        s.due_capped,
        s.oldest_deadline,
        s.oldest_due,
+       s.oldest_retry,
        s.leased,
        s.retrying,
        s.dead,
@@ -39,10 +40,11 @@ comment on column pgreaper.status.target is 'Its table or view.';
 comment on column pgreaper.status.owner is 'Whose dead letters these are.';
 comment on column pgreaper.status.state is 'active, paused, passive: a copy that a logical subscription brings, suspended: every hold fails alike, or broken: the target cannot be read.';
 comment on column pgreaper.status.reason is 'Why it is not active.';
-comment on column pgreaper.status.due is 'Holds that are due, not leased and have not failed; at most 10000.';
+comment on column pgreaper.status.due is 'Holds that are due, under no living lease and have not failed; at most 10000.';
 comment on column pgreaper.status.due_capped is 'Whether there are more than that.';
 comment on column pgreaper.status.oldest_deadline is 'Deadline of the oldest of them.';
 comment on column pgreaper.status.oldest_due is 'How long the oldest has been due; at most 100 years.';
+comment on column pgreaper.status.oldest_retry is 'For how long the retry that waits longest could have been tried; NULL: the time of none has come.';
 comment on column pgreaper.status.leased is 'Holds under a lease.';
 comment on column pgreaper.status.retrying is 'Holds that failed and wait for their retry; at most 10000.';
 comment on column pgreaper.status.dead is 'Dead letters; at most 10000.';

@@ -61,7 +61,11 @@ CASES = [
     (change("--deadline", "expires"), "holds has no column expires", "expires_at"),
     (change("--status", "Status"), 'has no column "Status"', "status"),
     (change("--deadline", "status"), "has type text", "timestamp"),
-    (change("TABLE", "enums"), "column public.enums.status of type public.mood does not take the value 'expired'", "'held', 'sad'"),
+    (
+        change("TABLE", "enums"),
+        "column public.enums.status of type public.mood does not take the value 'expired'",
+        "'held', 'sad'",
+    ),
     (change("TABLE", "numbers"), "numbers.status.* does not take the value 'held'", None),
     (change("TABLE", "zoneless"), "zoneless.expires_at .*no time zone", "--zone UTC"),
     (change("TABLE", "zoneless", "--zone", "Mars/Base"), "no time zone 'Mars/Base'", None),

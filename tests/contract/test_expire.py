@@ -434,7 +434,9 @@ def test_c087_one_row_version_per_expiry_and_none_for_claims(committed, core, ho
     core.do("alter table holds set (fillfactor = 50, autovacuum_enabled = off)", "vacuum full holds")
     core.register()
     # A transaction knows what it has done so far; each counts from its own start.
-    written = "select n_tup_ins, n_tup_upd, n_tup_hot_upd, n_tup_del from pg_stat_xact_user_tables where relname = 'holds'"
+    written = (
+        "select n_tup_ins, n_tup_upd, n_tup_hot_upd, n_tup_del from pg_stat_xact_user_tables where relname = 'holds'"
+    )
 
     def writes(action):
         with core.connection.transaction():

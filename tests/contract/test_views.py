@@ -212,16 +212,36 @@ def test_backlog_with_extreme_deadlines_and_every_kind_of_deadline(core):
 
 
 def test_metrics_see_what_a_dead_worker_left_behind_and_overdue_retries(core, holds, set_clock):
-    """Neither is free, so `due` leaves them out; the age that alerts go by does not."""
+    """Both wait for somebody, and only as long as their rows say so."""
     age = "select due, round(oldest_due_seconds) from pgreaper.metrics"
     holds.due(2, overdue="1 hour")
     core.register(permanent_attempts=5, backoff_base="1 minute")
     token = core.claim()[0].token
     assert core.rows(age) == [(0, 0)]
     set_clock(timedelta(minutes=10))
-    assert core.rows(age) == [(0, 4199)], "the lease has lapsed"
+    assert core.rows(age) == [(2, 4199)], "the lease has lapsed"
+    with core.connection.transaction(force_rollback=True):
+        core.do("update holds set expires_at = 'infinity'")
+        assert core.rows(age) == [(0, 0)], "the application has extended what was left behind"
     core.call("reaper_fail", "outcome", token=token, key="1", error_class="x", transient=False, retry_in="2 minutes")
     core.expire(token)
     assert core.rows(age) == [(0, 0)]
     set_clock(timedelta(minutes=15))
     assert core.value("select oldest_due_seconds between 170 and 190 from pgreaper.metrics"), "overdue since its time"
+    core.do("update holds set status = 'consumed'")
+    assert core.rows(age) == [(0, 0)], "nothing is left to be tried again"
+
+
+def test_what_lies_beyond_many_dead_letters_is_seen(core, holds):
+    """However many lie before it, and wherever the cursor is: one due hold is one due hold."""
+    holds.due(3000, overdue="2 hours")
+    core.register()
+    core.do(
+        "insert into pgreaper.failures"
+        " (policy_id, key, deadline, attempts, first_seen_at, failed_at, not_before, error_class)"
+        " select policy_id, id::text, expires_at, 1, now(), now(), 'infinity', 'x' from pgreaper.policies, holds",
+        "update pgreaper.cursors set position = now()",
+    )
+    assert core.rows("select due, oldest_due from pgreaper.status") == [(0, None)]
+    holds.due(1, overdue="30 minutes")
+    assert core.rows("select due, round(extract(epoch from oldest_due)) from pgreaper.status") == [(1, 1799)]

@@ -22,6 +22,7 @@ import pytest
 from pgreaper import api, schema
 from pgreaper.connection import resolve
 from pgreaper.errors import VersionMismatch
+from pgreaper.logs import Event
 from pgreaper.schema import Change, Source
 from pgreaper.worker import Run, Settings, Worker
 from tests.concurrency import books
@@ -373,7 +374,7 @@ def test_c105_a_worker_in_the_middle_of_a_batch_gives_it_back(
     dsn, connection, holds = world
     release("1.0", "functions/reaper_expire.sql")
     holds.due(5)
-    lines: list[str] = []
+    told: list[Event] = []
 
     class Slow(Worker):
         """A worker whose claim is followed by the upgrade."""
@@ -383,7 +384,7 @@ def test_c105_a_worker_in_the_middle_of_a_batch_gives_it_back(
             connection.execute("alter function pgreaper.reaper_expire rename to reaper_finish")
             return super()._settle(*claim)
 
-    run = Slow(resolve(dsn), Settings(), log=lines.append).run()
+    run = Slow(resolve(dsn), Settings(), log=told.append).run()
 
     assert (run.exit_code, run.expired) == (75, 0)
     assert isinstance(run.trouble, VersionMismatch)
