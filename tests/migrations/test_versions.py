@@ -22,7 +22,6 @@ import pytest
 from pgreaper import api, schema
 from pgreaper.connection import resolve
 from pgreaper.errors import VersionMismatch
-from pgreaper.logs import Event
 from pgreaper.schema import Change, Source
 from pgreaper.worker import Run, Settings, Worker
 from tests.concurrency import books
@@ -374,7 +373,7 @@ def test_c105_a_worker_in_the_middle_of_a_batch_gives_it_back(
     dsn, connection, holds = world
     release("1.0", "functions/reaper_expire.sql")
     holds.due(5)
-    told: list[Event] = []
+    told: list[Any] = []
 
     class Slow(Worker):
         """A worker whose claim is followed by the upgrade."""
