@@ -76,7 +76,8 @@ TABLE = {
     ),
     "history": Row("holds 1", "policy key entries", unknown=2),
     "dead list": Row("holds", "more dead_letters", unknown=2),
-    "dead show": Row("holds 1", "policy key dead_letter", unknown=2),
+    # Its document when there is one: test_dead.py.
+    "dead show": Row("holds 1", "error exit_code", code=1, unknown=2, reading=1),
     "dead replay": Row("holds --all", "dry_run replayed moot", unknown=2, reading=75),
     "dead discard": Row("holds --all --reason=x", "dry_run discarded", unknown=2, reading=75),
     "doctor": Row(
@@ -93,7 +94,7 @@ TABLE = {
     "deploy print k8s": local("holds", "files written_to"),
     "heartbeat": local("/nowhere/heartbeat", "alive worker age_seconds max_age_seconds exit_code", code=3),
     "unregister": Row("holds", "policy changed", unknown=2, reading=75),
-    "uninstall": Row("", "changed before revision", bare=0, reading=75),
+    "uninstall": Row("", "changed before revision kept", bare=0, reading=75),
 }
 # Starts a server of its own: test_demo.py.
 ELSEWHERE = {"demo"}

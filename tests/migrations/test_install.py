@@ -307,6 +307,7 @@ def test_c097_active_leases_are_not_thrown_away(working: Connection, empty_dsn: 
         "changed": True,
         "before": "0001",
         "revision": None,
+        "kept": [],
     }
     assert catalog.schema(empty_dsn, version_table=True) == {}
 

@@ -125,7 +125,7 @@ COMMANDS = [
      "--expired", "expired", "--owner", "tests"],
     ["preview", "holds"], ["status"], ["status", "holds"], ["policies"], ["pause", "holds"], ["resume", "holds"],
     ["work"], ["history", "holds", "1"], ["verify"],
-    ["dead", "list"], ["dead", "show", "holds", "2"], ["dead", "replay", "holds", "--all", "--reason", "mended"],
+    ["dead", "list"], ["dead", "show", "holds", "2"], ["dead", "replay", "holds", "--key", "2", "--reason", "mended"],
     ["dead", "discard", "holds", "--key", "3", "--reason", "gone"],
     ["install"], ["install", "--check"], ["unregister", "holds"],
 ]  # fmt: skip
