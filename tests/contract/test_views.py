@@ -245,3 +245,18 @@ def test_what_lies_beyond_many_dead_letters_is_seen(core, holds):
     assert core.rows("select due, oldest_due from pgreaper.status") == [(0, None)]
     holds.due(1, overdue="30 minutes")
     assert core.rows("select due, round(extract(epoch from oldest_due)) from pgreaper.status") == [(1, 1799)]
+
+
+def test_c062_the_reason_of_a_broken_policy_repeats_no_value(core, holds):
+    """The server's own message may quote a row: a cast to regclass that fails names what was in it."""
+    holds.due(1)
+    core.do(
+        "create view shown as select * from holds where status <> 'consumed' and customer_email::regclass is not null",
+        "update holds set customer_email = null",
+    )
+    core.register(target="shown", key_columns=["id"])
+    core.do("update holds set customer_email = 'hunter2topsecret'")
+    status = core.status()
+    assert (status["state"], status["due"]) == ("broken", None)
+    assert "hunter2" not in status["reason"]
+    assert "public.shown cannot be read" in status["reason"]
