@@ -233,12 +233,12 @@ def test_a_violation_is_told_and_the_exit_code_is_1(monkeypatch, capsys):
         return prove(connection)
 
     monkeypatch.setattr(demo, "prove", sabotaged)
-    assert main(["demo", "--holds", "1000"]) == 1
+    assert main(["demo", "--holds", "8000"]) == 1
     told = capsys.readouterr()
     assert told.err == ""
     assert "\x1b" not in told.out
     assert "\nFAIL  Every overdue hold is settled\n" in told.out
-    assert re.search(r"1,000 = .* paid \+ .* extended, 1 left\n", told.out)
+    assert re.search(r"8,000 = .* paid \+ .* extended, 1 left\n", told.out)
     assert "\nFAIL  Each expired once, none twice\n" in told.out
     assert "\nok    What was paid or extended is untouched\n" in told.out
 
