@@ -249,7 +249,7 @@ def _of_worker(v: "Vitals") -> Iterator[Metric]:
 
 # Metric, help, attribute of the record.  What is None has no sample.
 _GAUGES: Final = (
-    ("due", "Holds that are due, not leased and have not failed; at most 10000.", "due"),
+    ("due", "Holds that are due, under no living lease and have not failed; at most 10000.", "due"),
     ("oldest_due_seconds", "How long the longest waiting hold has been due; 0: none waits.", "oldest_due_seconds"),
     ("objective_seconds", "The lateness that is promised.", "objective_seconds"),
     ("leased", "Holds under a lease.", "leased"),

@@ -1,6 +1,7 @@
 -- _status: one policy's line of the view `status`.
 --
--- Every figure is an index probe or a bounded count, and a target that is missing or
+-- Every figure is an index probe or a bounded count; finding what is due reads as many rows more as there
+-- are failures and leases, since so many may lie before it.  A target that is missing or
 -- locked costs its own line only.
 create function pgreaper._status(
   policy pgreaper.policies,

@@ -53,7 +53,7 @@ comment on view pgreaper.metrics is 'What an exporter needs, a row per policy: s
 comment on column pgreaper.metrics.policy is 'Name of the policy.';
 comment on column pgreaper.metrics.owner is 'Whose dead letters these are.';
 comment on column pgreaper.metrics.state is 'As in the view status.';
-comment on column pgreaper.metrics.due is 'Holds that are due, not leased and have not failed; at most 10000, NULL: the target cannot be read.';
+comment on column pgreaper.metrics.due is 'Holds that are due, under no living lease and have not failed; at most 10000, NULL: the target cannot be read.';
 comment on column pgreaper.metrics.oldest_due_seconds is 'How long the hold that has waited longest has been due: free, left behind by a worker, or a retry since its time; 0: none waits, NULL: the target cannot be read.';
 comment on column pgreaper.metrics.leased is 'Holds under a lease.';
 comment on column pgreaper.metrics.retrying is 'Holds that failed and wait for their retry; at most 10000.';
