@@ -5,7 +5,7 @@
 --
 -- Promises
 --   * Never negative; zero when something may be claimed now.
---   * NULL when nothing lies ahead, and for a paused policy.
+--   * NULL when nothing lies ahead, and for a paused policy or the copy of a logical subscriber.
 --   * Writes nothing; a few index probes per policy.
 --
 -- Raises
