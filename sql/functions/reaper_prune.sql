@@ -42,36 +42,37 @@ begin
     raise invalid_parameter_value using message = 'max_rows must be between 1 and 1000000';
   end if;
 
+  -- ARRAY and not IN: a plan may run a subquery again for each row, and its limit with it.
   for v_policy in select p.* from pgreaper.policies as p order by p.name loop
     v_row.policy := v_policy.name;
     v_row.kind := 'claims';
     delete from pgreaper.claims as c
-     where c.token in (
+     where c.token = any (array(
        select o.token from pgreaper.claims as o
         where o.policy_id = v_policy.policy_id and o.finished_at < v_now - least(reaper_prune.keep_claims, reaper_prune.keep, v_keep_events)
-        order by o.finished_at limit reaper_prune.max_rows for update skip locked);
+        order by o.finished_at limit reaper_prune.max_rows for update skip locked));
     get diagnostics v_row.removed = row_count;
     v_row.more := v_row.removed = reaper_prune.max_rows;
     return next v_row;
 
     v_row.kind := 'transitions';
     delete from pgreaper.transitions as t
-     where t.transition_id in (
+     where t.transition_id = any (array(
        select o.transition_id from pgreaper.transitions as o
         where o.policy_id = v_policy.policy_id and o.at < v_now - reaper_prune.keep
           and not exists (select from pgreaper.claims as c where c.token = o.token)
-        order by o.at limit reaper_prune.max_rows for update skip locked);
+        order by o.at limit reaper_prune.max_rows for update skip locked));
     get diagnostics v_row.removed = row_count;
     v_row.more := v_row.removed = reaper_prune.max_rows;
     return next v_row;
 
     v_row.kind := 'events';
     delete from pgreaper.events as e
-     where e.event_id in (
+     where e.event_id = any (array(
        select o.event_id from pgreaper.events as o
         where o.policy_id = v_policy.policy_id and o.at < v_now - v_keep_events
           and not exists (select from pgreaper.claims as c where c.token = o.token)
-        order by o.at limit reaper_prune.max_rows for update skip locked);
+        order by o.at limit reaper_prune.max_rows for update skip locked));
     get diagnostics v_row.removed = row_count;
     v_row.more := v_row.removed = reaper_prune.max_rows;
     return next v_row;
