@@ -84,7 +84,7 @@ lock:
 	@$(VENV)/lock/bin/python -c \
 	  'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' \
 	| CUSTOM_COMPILE_COMMAND="make lock" $(VENV)/lock/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe \
-	  --strip-extras --extra demo --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	  --strip-extras --all-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	  --output-file requirements.lock pyproject.toml -
 	@rm -rf $(VENV)/lock
 
