@@ -27,6 +27,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir types/leased_hold.sql
 \ir types/hold_outcome.sql
 \ir types/hold_answer.sql
+\ir types/command_outcome.sql
 \ir types/failure_decision.sql
 \ir types/policy_change.sql
 \ir types/policy_preview.sql
@@ -37,6 +38,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir types/_step.sql
 \ir types/_target.sql
 \ir types/_hold.sql
+\ir types/_named_hold.sql
 
 -- Time, and how late a hold was.
 \ir functions/_clock.sql
@@ -128,6 +130,10 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/_outlasted.sql
 \ir functions/_sweep_step.sql
 \ir functions/reaper_sweep.sql
+
+-- Commands from outside.
+\ir functions/_named_holds.sql
+\ir functions/reaper_expire_keys.sql
 
 -- Dead letters.
 \ir functions/reaper_replay.sql

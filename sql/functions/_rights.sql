@@ -20,6 +20,7 @@ as $function$
       ('routine', 'reaper_preview', 'execute', null, '{worker,operator,registrar}'),
       ('routine', 'reaper_claim', 'execute', null, '{worker,operator}'),
       ('routine', 'reaper_expire', 'execute', null, '{worker,operator}'),
+      ('routine', 'reaper_expire_keys', 'execute', null, '{worker,operator}'),
       ('routine', 'reaper_fail', 'execute', null, '{worker,operator}'),
       ('routine', 'reaper_renew', 'execute', null, '{worker,operator}'),
       ('routine', 'reaper_release', 'execute', null, '{worker,operator}'),

@@ -24,7 +24,7 @@ create index transitions_deadlines on pgreaper.transitions using gist (tstzrange
 comment on table pgreaper.transitions is 'Append-only: which holds made the transition, one row per statement.';
 comment on column pgreaper.transitions.transition_id is 'Order of writing.';
 comment on column pgreaper.transitions.policy_id is 'The policy.';
-comment on column pgreaper.transitions.token is 'The claim; NULL: a sweep.';
+comment on column pgreaper.transitions.token is 'The claim; NULL: a sweep, or a command.';
 comment on column pgreaper.transitions.worker is 'Who did it, as it called itself.';
 comment on column pgreaper.transitions.at is 'Database clock at the transition.';
 comment on column pgreaper.transitions.state is 'The state that was written.';

@@ -44,7 +44,7 @@ comment on column pgreaper.history.deadline is 'The deadline of the hold at that
 comment on column pgreaper.history.outcome is 'expired, or the kind of the event.';
 comment on column pgreaper.history.state is 'The state that was written or found.';
 comment on column pgreaper.history.worker is 'Who did it, as it called itself.';
-comment on column pgreaper.history.token is 'The claim; NULL: a sweep or a person.';
+comment on column pgreaper.history.token is 'The claim; NULL: a sweep, a command or a person.';
 comment on column pgreaper.history.at is 'Database clock.';
 comment on column pgreaper.history.attempts is 'Attempts after a failure.';
 comment on column pgreaper.history.error_class is 'Kind of a failure.';
