@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from pgreaper.records import (
         Answer,
         Change,
+        Command,
         DeadLetter,
         Decision,
         Failure,
@@ -87,6 +88,11 @@ RETRY: Final = "retry"
 DEAD_LETTER: Final = "dead-letter"
 OUTCOMES: Final = (EXPIRED, ALREADY_DONE, NOT_ELIGIBLE, LOCKED, RETRY, DEAD_LETTER)
 """Everything that can become of a hold, in the order in which it is told."""
+NOT_DUE: Final = "not-due"
+RESTING: Final = "resting"
+WRONG_KEY: Final = "wrong-key"
+ANSWERS: Final = (*OUTCOMES, NOT_DUE, RESTING, WRONG_KEY)
+"""What a command to expire a hold can come to."""
 TOO_SLOW: Final = "StatementTimeout"
 """The class of error of a hold whose transition takes longer, alone, than a statement may."""
 
@@ -400,6 +406,24 @@ class Reaper:
     def expire_batch(self, token: UUID) -> Counter[str]:
         """:meth:`expire` of a whole claim for whoever needs no keys: how many holds had which outcome."""
         return Counter(dict(self._query("select outcome, count(*)" + _EXPIRE + " group by outcome", token, None)))
+
+    def expire_keys(self, policy: str, keys: Sequence[str], *, worker: str | None = None) -> "list[Command]":
+        """
+        Expire the holds with these keys, those that are due: the answer to a command from outside.
+
+        Each of ``keys`` (at most 10,000) comes back once, in any order: with one of :data:`ANSWERS`.  No lease is
+        taken and none is respected, no handler is called.  Repeat it when the reply was lost.
+        """
+        from pgreaper.records import Command
+
+        return [
+            Command(*row)
+            for row in self._query(
+                "select key, outcome, state, due_at, extract(epoch from due_at - pgreaper._clock())::double precision"
+                " from pgreaper.reaper_expire_keys(policy => %s::text, keys => %s::text[], worker => %s::text)",
+                policy, list(keys), worker,
+            )
+        ]  # fmt: skip
 
     def fail(
         self,

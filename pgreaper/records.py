@@ -60,6 +60,22 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Command:
+    """
+    What a command to expire a hold came to: one of :data:`pgreaper.api.ANSWERS`, and the state that was found.
+
+    ``due_at`` is when to ask again, and ``wait`` the seconds until then by the database's clock, negative once it
+    has passed: for ``not-due``, ``retry`` and, where that is known, ``resting``.
+    """
+
+    key: str
+    outcome: str
+    state: str | None
+    due_at: datetime | None
+    wait: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """
     What the application is told of one hold; ``outcome`` is ``consumed``, ``extended``, ``restored``, or why not.
