@@ -1,34 +1,26 @@
 """
 The worker: claim, expire, again, until nothing is due or somebody says stop.
 
-Owns connections, transactions and signals, and nothing about holds: what is due
-and what becomes of it is decided in SQL.  One connection, in autocommit, one
-statement a call.  A reply that is lost is asked for again: ``reaper_expire``
-answers for a token whatever it recorded.  Trouble of the environment (a lost
-connection, a deadlock, a read-only node) is waited out and charged to nobody.
+Owns the loop over the policies and nothing about holds: what is due and what becomes
+of it is decided in SQL.  The connection, signals and trouble of the environment are
+:mod:`pgreaper.session`'s.  A reply that is lost is asked for again: ``reaper_expire``
+answers for a token whatever it recorded.
 """
 
 import math
 import os
 import random
-import select
-import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import psycopg
-from psycopg import IsolationLevel
 
-from pgreaper.api import DEAD_LETTER, EXPIRED, LOCKED, RETRY, TOO_SLOW, Batch, Look, Reaper, ServerState
-from pgreaper.connection import Address, Unreachable, connect, worker_name
+from pgreaper.api import DEAD_LETTER, EXPIRED, LOCKED, RETRY, TOO_SLOW, Batch, Look, Reaper
+from pgreaper.connection import Address, worker_name
 from pgreaper.errors import (
     READ_ONLY,
     AccessDenied,
@@ -36,25 +28,21 @@ from pgreaper.errors import (
     DatabaseUnavailable,
     InvalidInput,
     LeaseLost,
-    NotInstalled,
     QueryCancelled,
     ReaperError,
     StatementTimeout,
     TableLocked,
     UnknownPolicy,
-    VersionMismatch,
     WrongTransaction,
 )
-from pgreaper.lifeline import Lifeline
 from pgreaper.logs import DEBUG, ERROR, EXAMPLES, INFO, WARNING, Event, Log
+from pgreaper.session import BUSY_TRIES, REPORT_EVERY, Session, Stop, Stopped, backoff, pause
 from pgreaper.text import count, duration, key, plural, visible
 
 if TYPE_CHECKING:
-    from pgreaper.handlers import Handler, Pool
+    from pgreaper.handlers import Desk, Handler, Pool
     from pgreaper.heartbeat import Heartbeat
     from pgreaper.records import Failure, Hold
-
-_R = TypeVar("_R")
 
 # A rescan is wanted this many seconds after the last, and after this many times its cost.
 # It is a little less than the default poll: an idle daemon rescans whenever it looks.
@@ -64,14 +52,6 @@ _RESCAN_SHARE: Final = 50.0
 _AFTER_DUE: Final = 0.001
 # A batch that takes longer keeps the other policies, the application and a signal waiting: the next ones are smaller.
 _LONG_BATCH: Final = 1.0
-# A daemon that sleeps says this often that it lives.
-_BEAT_EVERY: Final = 5.0
-# An environment that does not come back within this many seconds ends a run that may end.
-_PATIENCE: Final = 20.0
-_BACKOFF_FIRST: Final = 0.1
-_BACKOFF_CAP: Final = 30.0
-# Deadlocks and the like: this many tries, the pauses growing from a few milliseconds.
-_BUSY_TRIES: Final = 6
 # A claim whose transition has cost so many connections is left to lapse: some hold of it may kill its backend.
 _LOSSES: Final = 2
 # A run that ends leaves a policy after so many of those.
@@ -92,15 +72,6 @@ _STALLED_CAP: Final = 2.0
 _LARGEST_BATCH: Final = 10_000
 # With a handler a claim takes so many holds per call that may run at once: fewer are charged when the worker dies.
 _HOLDS_PER_CALL: Final = 8
-# A daemon says at most this often what it did.
-_REPORT_EVERY: Final = 60.0
-# Somebody who waits this long after Ctrl-C is told what for.
-_NOTICEABLE: Final = 0.3
-# Our clock and the database's are compared this often, in seconds, and told when they are further apart than that.
-_COMPARE_EVERY: Final = 60.0
-_SKEW_TOLERATED: Final = 1.0
-# While connecting nothing is held, so there is nothing to wait for.
-_CONNECT_GRACE: Final = 1.5
 # Calls that keep every place although their time is over are waited for at most so many seconds.
 _LONGEST_CROWD: Final = 60.0
 HANDLER_TIMEOUT: Final = 300.0
@@ -228,158 +199,6 @@ class Vitals:
     skew: float | None
 
 
-class _Stopped(BaseException):
-    """Raised out of a connection attempt, or out of a wait, when a signal says stop."""
-
-
-class Stop:
-    """
-    The wish to end, as signals express it.
-
-    The first asks: the worker finishes what it holds and claims nothing more.  The second
-    cancels the running query, so that the worker gives its claim back; the third ends the
-    process where it stands, and the lease lapses by itself.  A query still running near the
-    end of ``timeout`` seconds is cancelled too, and at the end of them the process ends.
-    """
-
-    def __init__(self, timeout: float, log: Log, beat: Callable[[], None], leave: Callable[[int], None]) -> None:
-        self.timeout = timeout
-        self._beat = beat
-        self._leave = leave
-        self.signal: int | None = None
-        self.forced = False
-        self._log = log
-        self._end = math.inf
-        self._received = 0
-        self._connecting = False
-        self._connection: psycopg.Connection[Any] | None = None
-        self._canceller: threading.Thread | None = None
-        self._finished = threading.Event()
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
-
-    @property
-    def requested(self) -> bool:
-        """Whether a signal has come."""
-        return self._received > 0
-
-    @property
-    def patience(self) -> float:
-        """Seconds that calls of a handler may still take; what is left then is for telling the database."""
-        return self._end - time.monotonic() - 1.25 * self._reserve
-
-    @property
-    def _reserve(self) -> float:
-        """Seconds before the end at which a running query is cancelled."""
-        return max(1.0, self.timeout / 4)
-
-    def fileno(self) -> int:
-        """Become readable with the first signal, and stay so."""
-        return self._reader
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """
-        Handle SIGTERM, SIGINT and SIGHUP inside the block; only the main thread may.
-
-        SIGHUP says that the terminal has gone.  What was ignored when we started stays so: ``nohup`` means it.
-        """
-        wanted = [signal.SIGTERM]
-        wanted += [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self._on_signal) for number in wanted}
-        try:
-            yield
-        finally:
-            self._finished.set()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            os.close(self._writer)
-            os.close(self._reader)
-
-    @contextmanager
-    def connecting(self) -> Iterator[None]:
-        """Let a signal break off the block: nothing is held while a connection is being made."""
-        self._connecting = True
-        try:
-            if self.requested:
-                raise _Stopped
-            yield
-        finally:
-            self._connecting = False
-
-    def watch(self, connection: "psycopg.Connection[Any] | None") -> None:
-        """Name the connection whose query is to be cancelled."""
-        self._connection = connection
-
-    def wait(self, seconds: float) -> None:
-        """Sleep, or raise at once when told to stop."""
-        end = time.monotonic() + seconds
-        while not self.requested and (left := end - time.monotonic()) > 0:
-            self._beat()
-            select.select([self._reader], [], [], min(left, _BEAT_EVERY))
-        if self.requested:
-            raise _Stopped
-
-    def settle(self) -> None:
-        """Wait until a cancel request on its way has arrived, so that it cannot hit the next statement."""
-        if self._canceller is not None:
-            self._canceller.join(2.0)
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._received += 1
-        if self._received == 1:
-            self.signal = number
-            self._end = time.monotonic() + self.timeout
-            os.write(self._writer, b"x")
-            threading.Thread(target=self._deadline, daemon=True).start()
-            if self._connecting:
-                raise _Stopped
-        elif self._received == 2:
-            self.forced = True
-            self._cancel()
-        else:
-            os._exit(128 + number)
-
-    def _cancel(self) -> None:
-        connection = self._connection
-        if (
-            connection is not None
-            and not connection.closed
-            and (self._canceller is None or not self._canceller.is_alive())
-        ):
-            self._canceller = threading.Thread(target=_cancel_quietly, args=(connection,), daemon=True)
-            self._canceller.start()
-
-    def _deadline(self) -> None:
-        """Enforce the timeout from a thread of its own: the main one may be inside libpq."""
-        end = self._end
-        if self._finished.wait(min(_NOTICEABLE, self.timeout)):
-            return
-        if self._connecting:
-            # Name resolution cannot be interrupted, but while connecting there is nothing to lose.
-            if not self._finished.wait(min(_CONNECT_GRACE, self.timeout)) and self._connecting:
-                self._leave(0)
-        else:
-            text = "stopping: finishing the batch in hand; a second signal cancels it"
-            self._log(Event("worker.stopping", text))
-        if self._finished.wait(max(end - time.monotonic() - self._reserve, 0.0)):
-            return
-        if not self.forced:
-            self._log(Event("worker.canceling", "the query still runs: cancelling it", WARNING))
-        while time.monotonic() < end:
-            self._cancel()
-            if self._finished.wait(min(0.5, max(end - time.monotonic(), 0.01))):
-                return
-        text = "the database does not answer; leaving, the lease lapses by itself"
-        self._log(Event("worker.left", text, ERROR))
-        self._leave(DatabaseUnavailable.exit_code)
-
-
-def _cancel_quietly(connection: "psycopg.Connection[Any]") -> None:
-    with suppress(psycopg.Error):  # the deadline comes all the same
-        connection.cancel_safe(timeout=5.0)
-
-
 class _Turn:
     """One policy's place in the round: its batch, its rescans, its pauses."""
 
@@ -420,7 +239,7 @@ class _Turn:
     def may_tell(self, what: str) -> bool:
         """Whether neither this nor much else was said lately: a reason that holds for many batches is one line."""
         now = time.monotonic()
-        self._told = {said: at for said, at in self._told.items() if now - at < _REPORT_EVERY}
+        self._told = {said: at for said, at in self._told.items() if now - at < REPORT_EVERY}
         if what in self._told or len(self._told) >= _TOLD_REASONS:
             return False
         self._told[what] = now
@@ -481,29 +300,27 @@ class Worker:
         self.settings = settings
         self.name = worker_name()
         self.result = Run(worker=self.name)
-        self._address = address
         self._log = log
         self._on_batch = on_batch
         self._on_leave = on_leave
         self._stop = Stop(settings.shutdown_timeout, log, self._beat, self._leave)
         self._heartbeat: Heartbeat | None = None
-        self._lifeline = Lifeline(address, self.name, log)
-        self._connection: psycopg.Connection[Any] | None = None
-        self._server: ServerState | None = None
+        self._session = Session(
+            address,
+            name=self.name,
+            log=log,
+            stop=self._stop,
+            stays=settings.daemon,
+            poll=settings.poll,
+            beat=self._beat,
+        )
         self._pool: Pool | None = None
         self._holds: list[Hold] = []
         self._turns: list[_Turn] = []
         # A random phase, and then one look a poll: however often a fleet wakes together, it polls apart.
         self._poll_at = time.monotonic() + settings.poll * random.random()  # noqa: S311
         self._crowded_since: float | None = None
-        self._troubled_since: float | None = None
-        self._setbacks = 0
         self._busy = 0.0
-        self._skew: timedelta | None = None
-        self._compared_at = -math.inf
-        self._told_skew = False
-        self._said = ("", 0.0)
-        self._connected_at = 0.0
         self._reported_at = 0.0
         self._reported: Counter[str] = Counter()
         self._started = 0.0
@@ -526,16 +343,15 @@ class Worker:
                 except ReaperError as trouble:
                     self.result.trouble = trouble
                     self.result.ended = "unavailable" if isinstance(trouble, DatabaseUnavailable) else "failed"
-            except _Stopped:
+            except Stopped:
                 self.result.ended = "signal"
             finally:
-                self._disconnect()
+                self._session.close()
                 if self._pool is not None:
                     self._pool.close()
                     if left := len(self._pool.running):
                         text = f"left behind: {plural(left, 'call')} of the handler that did not end"
                         self._log(Event("handler.left-behind", text, WARNING, counts={"calls": left}))
-                self._lifeline.close()
                 if self._heartbeat is not None:
                     self._heartbeat.end()
         self.result.signal, self.result.forced = self._stop.signal, self._stop.forced
@@ -546,6 +362,7 @@ class Worker:
     def _stopped(self) -> Event:
         """The end of the run, for machines: people read it on stdout."""
         trouble = self.result.trouble
+        self.result.reconnects = self._session.reconnects
         return Event(
             "worker.stopped",
             level=ERROR if self.result.exit_code else INFO,
@@ -565,9 +382,9 @@ class Worker:
         return Vitals(
             batches=sum(run.claims for run in runs),
             failures=sum(run.failures for run in runs),
-            reconnects=self.result.reconnects,
+            reconnects=self._session.reconnects,
             busy=self._busy,
-            skew=None if self._skew is None else self._skew.total_seconds(),
+            skew=None if self._session.skew is None else self._session.skew.total_seconds(),
         )
 
     @property
@@ -606,8 +423,8 @@ class Worker:
             from pgreaper.handlers import Pool
 
             self._pool = Pool(self.settings.handler, self.settings.concurrency)
-        self._connect(first=True)
-        self._enlist(self._retrying(lambda r: r.batches()))
+        self._session.connect(first=True)
+        self._enlist(self._session.retrying(lambda r: r.batches()))
         text = ""
         if self.settings.daemon:
             what = plural(len(self._turns), "policy").replace("policys", "policies")
@@ -624,7 +441,7 @@ class Worker:
                     progressed = self._step(turn)
                 except (DatabaseUnavailable, WrongTransaction) as trouble:
                     self._busy += time.monotonic() - began
-                    self._reconnect(trouble)
+                    self._session.reconnect(trouble)
                     progressed = self._cut_off(turn, trouble)
                 else:
                     self._busy += time.monotonic() - began
@@ -660,7 +477,7 @@ class Worker:
             if self.settings.daemon and not turn.progressed:
                 # Due, and yet not to be had: others have it, or as many leases as may be.  Look less and less often.
                 turn.misses += 1
-                turn.resume_at = now + _backoff(turn.misses, first=0.01, cap=self.settings.poll)
+                turn.resume_at = now + backoff(turn.misses, first=0.01, cap=self.settings.poll)
         turn.progressed = progressed
 
     def _over(self) -> bool:
@@ -713,7 +530,7 @@ class Worker:
         """About how many holds are still due; bounded counts, and beyond their bound the planner's estimate."""
         names = [turn.policy for turn in self._turns]
         try:
-            known = {s.policy: s for s in self._call(lambda r: r.status(names))}
+            known = {s.policy: s for s in self._session.call(lambda r: r.status(names))}
             total = 0
             for status in known.values():
                 total += status.due or 0
@@ -726,9 +543,9 @@ class Worker:
     def _estimate(self, policy: str) -> int:
         from pgreaper.targets import estimated_due  # only a long drain on a terminal comes here
 
-        assert self._connection is not None  # noqa: S101
-        found = self._call(lambda r: r.policies())
-        return next((estimated_due(self._connection, p) for p in found if p.policy == policy), 0)
+        assert self._session.connection is not None  # noqa: S101
+        found = self._session.call(lambda r: r.policies())
+        return next((estimated_due(self._session.connection, p) for p in found if p.policy == policy), 0)
 
     # -- one batch
 
@@ -746,7 +563,7 @@ class Worker:
             self._withdrawn(turn, run, error)
             return False
         except ReaperError as error:
-            if self._is_lost(error):
+            if self._session.is_lost(error):
                 raise
             if not (isinstance(error, DatabaseBusy) and self._makes_way(turn)):
                 self._failed(turn, run, _in_spite(error))
@@ -771,7 +588,7 @@ class Worker:
             self._lost(turn, batch)
             return True
         except ReaperError as error:
-            if self._is_lost(error):
+            if self._session.is_lost(error):
                 run.lost += batch.holds  # It lapses: nobody is there to give it back.
                 raise
             self._give_back(batch, run)
@@ -819,7 +636,7 @@ class Worker:
         if self._pool is not None:
             return any(hold.key in turn.tried for hold in self._holds)
         try:
-            return not turn.tried.isdisjoint(self._patiently(lambda r: r.leased_keys(batch.token)))
+            return not turn.tried.isdisjoint(self._session.patiently(lambda r: r.leased_keys(batch.token)))
         except ReaperError:
             return False  # The transition meets the same trouble, and knows what to do.
 
@@ -882,21 +699,21 @@ class Worker:
         if not self.settings.daemon:
             return False
         turn.busy += 1
-        if turn.busy % _BUSY_TRIES == 0:
+        if turn.busy % BUSY_TRIES == 0:
             return False
-        turn.resume_at = time.monotonic() + _pause(turn.busy)
+        turn.resume_at = time.monotonic() + pause(turn.busy)
         return True
 
     def _hand_over(self, turn: _Turn, run: PolicyRun, batch: Batch) -> bool:
         """Call the handler for each hold of a claim, and settle what it came to."""
-        from pgreaper.handlers import SAME, Desk, Shift
+        from pgreaper.handlers import SAME, Shift
 
         assert self._pool is not None  # noqa: S101
         began = time.monotonic()
         limit = self.settings.max_seconds
         report = Shift(
             self._pool,
-            Desk(self._patiently, self._is_lost, self._reconnect, self._stop, self._log, self._beat),
+            self._desk(),
             turn.policy,
             self._holds,
             until=math.inf if limit is None else self._started + limit,
@@ -924,7 +741,7 @@ class Worker:
             if report.cut_off:
                 turn.losses = _LOSSES - 1  # It was asked again already.
                 raise report.error
-            if self._is_lost(report.error):
+            if self._session.is_lost(report.error):
                 raise report.error
             self._failed(turn, run, _in_spite(report.error))
             return False
@@ -933,6 +750,12 @@ class Worker:
             return False
         self._settled(turn, report.outcomes)
         return True
+
+    def _desk(self) -> "Desk":
+        from pgreaper.handlers import Desk
+
+        session = self._session
+        return Desk(session.patiently, session.is_lost, session.reconnect, self._stop, self._log, self._beat)
 
     def _tell_of_exits(self, turn: _Turn, kinds: Counter[str]) -> None:
         """A handler that wants to end the process ends its call and nothing else."""
@@ -963,7 +786,7 @@ class Worker:
             turn.grow()
         elif all_locked:
             turn.widen()
-        self._troubled_since, self._setbacks = None, 0
+        self._session.works()
         turn.stalled = turn.stalled + 1 if all_locked else 0
         # With a handler each look at a locked hold is another call for it.
         if turn.stalled >= (_STALLED_BATCHES if self._pool is None else 2) and not self.settings.daemon:
@@ -973,7 +796,7 @@ class Worker:
         elif all_locked and self.settings.daemon:
             # Each look is a claim, and writes: look less and less often while nothing moves.
             cap = min(self.settings.poll, _STALLED_CAP)
-            turn.resume_at = time.monotonic() + _backoff(turn.stalled, first=0.02, cap=cap)
+            turn.resume_at = time.monotonic() + backoff(turn.stalled, first=0.02, cap=cap)
         if self._on_batch is not None:
             self._on_batch(self)
 
@@ -995,14 +818,12 @@ class Worker:
         began = time.monotonic()
         # A run that ends looks behind the cursor once; what it found locked is left for the next.
         rescan = turn.rescanned_at is None or (self.settings.daemon and turn.wants_rescan(began))
-        assert self._server is not None  # noqa: S101
-        assert self._connection is not None  # noqa: S101
-        # Behind a pooler the backend that answers is not the one that libpq knows: no binding then.
-        session = self._server.backend_pid == self._connection.info.backend_pid
+        # Behind a pooler there is no session to bind it to.
+        session = self._session.is_direct
         # A daemon has other policies to serve meanwhile.
-        ask = self._call if self.settings.daemon else self._patiently
-        self._compare_clocks()
-        skew = self._skew
+        ask = self._session.call if self.settings.daemon else self._session.patiently
+        self._session.compare_clocks()
+        skew = self._session.skew
         if self._pool is None:
             batch = ask(
                 lambda r: r.claim_batch(
@@ -1026,48 +847,31 @@ class Worker:
         losses = 0
         while True:
             try:
-                return self._patiently(lambda r: r.expire_batch(batch.token))
+                return self._session.patiently(lambda r: r.expire_batch(batch.token))
             except ReaperError as trouble:
                 if isinstance(trouble, StatementTimeout) and batch.holds == 1 and not (blamed or self._stop.requested):
                     blamed = True
                     self._blame(turn, batch)
                     continue
-                if not self._is_lost(trouble) or self._stop.requested:
+                if not self._session.is_lost(trouble) or self._stop.requested:
                     raise
                 losses += trouble.sqlstate not in READ_ONLY
                 if losses == _LOSSES:
                     turn.losses = _LOSSES - 1
                     raise
-                self._reconnect(trouble)
+                self._session.reconnect(trouble)
 
     def _blame(self, turn: _Turn, batch: Batch) -> None:
         """A hold takes longer than a statement may, alone: that is its failure.  Its claim then ends without it."""
-        for hold in self._retrying(lambda r: r.leased_keys(batch.token)):
-            self._retrying(lambda r, hold=hold: r.fail(batch.token, hold, error_class=TOO_SLOW, transient=True))  # type: ignore[misc]
+        for hold in self._session.retrying(lambda r: r.leased_keys(batch.token)):
+            self._session.retrying(lambda r, hold=hold: r.fail(batch.token, hold, error_class=TOO_SLOW, transient=True))  # type: ignore[misc]
         turn.too_slow += 1
-
-    def _is_lost(self, trouble: ReaperError) -> bool:
-        """Whether another connection is needed: this one is dead, or leads to a node that cannot work."""
-        if not isinstance(trouble, (DatabaseUnavailable, WrongTransaction)):
-            return False
-        connection = self._connection
-        if connection is None or connection.closed:
-            return True
-        if not (trouble.sqlstate or "").startswith(("25", "57P", "RP004")):
-            return False
-        # A trigger may say so too.  Whether the node can work is for the node to say.
-        try:
-            with self._lifeline.call():
-                now = Reaper(connection).server()
-        except ReaperError:
-            return True
-        return now.read_only or self._server is None or now.isolation != self._server.isolation
 
     def _give_back(self, batch: Batch, run: PolicyRun) -> None:
         """Release a claim if that is possible now; otherwise its lease lapses."""
         self._stop.settle()
         try:
-            run.released += self._patiently(lambda r: r.release(batch.token))
+            run.released += self._session.patiently(lambda r: r.release(batch.token))
         except ReaperError:
             run.lost += batch.holds
 
@@ -1082,19 +886,17 @@ class Worker:
     ) -> None:
         """A batch raised: say so and go on with the other policies; a run that ends is done with this one if final."""
         if self._stop.requested:
-            raise _Stopped  # We cancelled it ourselves.
+            raise Stopped  # We cancelled it ourselves.
         if error.sqlstate == "55P03":
             error = self._whose_lock(turn, error)
-        self._require_fit(error)
+        self._session.require_fit(error)
         run.error = error
         run.failures += 1
         turn.failures += 1
         pause = None
         news = True
         if self.settings.daemon:
-            pause = _backoff(
-                turn.failures, first=1.0, cap=_BUSY_CAP if isinstance(error, DatabaseBusy) else _FAILED_CAP
-            )
+            pause = backoff(turn.failures, first=1.0, cap=_BUSY_CAP if isinstance(error, DatabaseBusy) else _FAILED_CAP)
             turn.resume_at = time.monotonic() + pause
             rest = f"trying again in {duration(pause)}"
             news = turn.may_tell(error.message)
@@ -1118,7 +920,7 @@ class Worker:
     def _whose_lock(self, turn: _Turn, error: ReaperError) -> ReaperError:
         """Something stayed locked.  If it is the whole table, say so, and who has it."""
         try:
-            who = self._call(lambda r: r.table_lock(turn.policy))
+            who = self._session.call(lambda r: r.table_lock(turn.policy))
         except ReaperError:
             return error
         if who is None:
@@ -1127,23 +929,11 @@ class Worker:
             who, hint="Rows that are locked are skipped, a table cannot be.", sqlstate="55P03", original=error.original
         )
 
-    def _require_fit(self, error: ReaperError) -> None:
-        """
-        What a call did not find ends the run (VersionMismatch) when the database has a version for others, or none.
-
-        Otherwise it was the instant in which the functions were exchanged, and trying again helps.
-        """
-        if isinstance(error, (VersionMismatch, NotInstalled)):
-            try:
-                self._retrying(lambda r: r.require_version())
-            except NotInstalled as gone:
-                raise _taken_out(gone) from None
-
     def _explain(self, turn: _Turn, run: PolicyRun, batch: Batch, apart: Container[str] = ()) -> None:
         """Holds failed: say why, each reason once in a run and, in a daemon, once in a while."""
         try:
-            failures = self._patiently(lambda r: r.failures(batch.token))
-            suspended = {} if failures else self._patiently(lambda r: r.suspended([turn.policy]))
+            failures = self._session.patiently(lambda r: r.failures(batch.token))
+            suspended = {} if failures else self._session.patiently(lambda r: r.suspended([turn.policy]))
         except ReaperError:
             return  # The books have it; the count is in the outcomes.
         for f in failures:
@@ -1187,18 +977,18 @@ class Worker:
     def _look_around(self) -> None:
         """A suspended policy claims nothing and looks drained, and so does one whose holds are all dead: tell."""
         if self.settings.fail_on_dead_letter:
-            dead = self._retrying(lambda r: r.dead([t.policy for t in self._turns]))
+            dead = self._session.retrying(lambda r: r.dead([t.policy for t in self._turns]))
             for turn in self._turns:
                 if n := dead.get(turn.policy, 0):
                     self._run_of(turn).dead = n
                     text = f"policy {visible(turn.policy)} has {plural(n, 'dead letter')}"
                     self._log(Event("policy.dead-letters", text, ERROR, policy=turn.policy, counts={"dead_letters": n}))
         if idle := [t.policy for t in self._turns if not self._run_of(t).claims]:
-            for policy, why in self._retrying(lambda r: r.resting(idle)).items():
+            for policy, why in self._session.retrying(lambda r: r.resting(idle)).items():
                 self.result.policies[policy].resting = why
                 self._log(Event("policy.resting", policy=policy))
         names = [t.policy for t in self._turns if not self._run_of(t).suspended]
-        found = self._retrying(lambda r: r.suspended(names)) if names else {}
+        found = self._session.retrying(lambda r: r.suspended(names)) if names else {}
         for turn in self._turns:
             if turn.policy in found:
                 self._run_of(turn).suspended = found[turn.policy]
@@ -1215,67 +1005,6 @@ class Worker:
         self._log(Event("policy.withdrawn", text, WARNING, policy=turn.policy))
         if turn.policy in self.settings.policies:
             run.error, run.failures = error, run.failures + 1
-
-    # -- calls
-
-    def _patiently(self, call: Callable[[Reaper], _R]) -> _R:
-        """Run one call; a deadlock, a serialization failure or a lock that did not come is tried again."""
-        for attempt in range(1, _BUSY_TRIES + 1):
-            try:
-                return self._call(call)
-            except DatabaseBusy:
-                if attempt == _BUSY_TRIES or self._stop.forced:
-                    raise
-                time.sleep(_pause(attempt))
-        raise AssertionError  # pragma: no cover
-
-    def _call(self, call: Callable[[Reaper], _R]) -> _R:
-        self._beat()
-        connection = self._connection
-        if connection is None or self._server is None:
-            raise DatabaseUnavailable("the connection to the database is lost")
-        began = time.monotonic()
-        try:
-            with self._lifeline.call():
-                if self._server.repeats_reads:
-                    # The role's default is another level.  A transaction of our own says what it needs;
-                    # changing the session would leak through a pooler.
-                    with _translated(), connection.transaction():
-                        return call(Reaper(connection))
-                return call(Reaper(connection))
-        except QueryCancelled as error:
-            cancelled = self._timed_out(connection, error, time.monotonic() - began) or error
-        except DatabaseUnavailable as error:
-            if error.sqlstate != "25P04" or self._stop.requested or not connection.closed:
-                raise
-            # transaction_timeout bounds a statement too, and takes the session with it.
-            self._reconnect(error)
-            cancelled = _timeout("transaction_timeout", error)
-        raise cancelled
-
-    def _timed_out(
-        self, connection: "psycopg.Connection[Any]", error: QueryCancelled, took: float
-    ) -> StatementTimeout | None:
-        """A person's cancel has the same code as a timeout; but no timeout comes before its time."""
-        if self._stop.requested or connection.closed:
-            return None
-        try:
-            limit = Reaper(connection).statement_timeout()
-        except ReaperError:
-            return None
-        if not 0 < limit <= took:
-            return None
-        return _timeout(f"statement_timeout ({duration(limit)})", error)
-
-    def _retrying(self, call: Callable[[Reaper], _R]) -> _R:
-        """Run a call that may simply be repeated on a new connection."""
-        while True:
-            try:
-                return self._patiently(call)
-            except ReaperError as trouble:
-                if not self._is_lost(trouble):
-                    raise
-                self._reconnect(trouble)
 
     # -- policies
 
@@ -1318,15 +1047,15 @@ class Worker:
         resting = {t.policy for t in self._turns if t.resume_at > now or (t.due_at is not None and t.due_at <= now)}
         turns = [t for t in self._turns if t.policy not in resting]
         names = list(self.settings.policies) or None
-        self._compare_clocks()
+        self._session.compare_clocks()
         try:
             looks, began = self._ask(names, sorted(resting), [t.policy for t in turns if t.wants_rescan(now)])
         except ReaperError:
             self._look_at(turns)
             return
         self._enlist({look.policy: look.batch for look in looks})
-        if now - self._connected_at > self.settings.poll:
-            self._troubled_since, self._setbacks = None, 0  # The next outage is another one.
+        if self._session.age > self.settings.poll:
+            self._session.works()
         self._learn([t for t in self._turns if t.policy not in resting], looks, began)
 
     def _look_at(self, turns: Sequence[_Turn]) -> None:
@@ -1335,7 +1064,7 @@ class Worker:
         try:
             looks, began = self._ask([t.policy for t in turns], [], [t.policy for t in turns if t.wants_rescan(now)])
         except ReaperError as trouble:
-            self._require_fit(trouble)
+            self._session.require_fit(trouble)
             for turn in turns:
                 if len(turns) > 1:
                     self._look_at([turn])
@@ -1366,10 +1095,10 @@ class Worker:
             return reaper.agenda(policies, without=without, rescan=rescan)
 
         try:
-            looks = self._retrying(ask)
+            looks = self._session.retrying(ask)
         except ReaperError:
             if self._stop.requested:
-                raise _Stopped from None  # We cancelled it ourselves.
+                raise Stopped from None  # We cancelled it ourselves.
             raise
         return {look: look.policy in rescan for look in looks}, began
 
@@ -1391,7 +1120,7 @@ class Worker:
 
     def _report(self) -> None:
         now = time.monotonic()
-        if now - self._reported_at >= _REPORT_EVERY:
+        if now - self._reported_at >= REPORT_EVERY:
             outcomes = self.result.outcomes
             news = outcomes - self._reported
             if news:
@@ -1401,140 +1130,6 @@ class Worker:
                 self._log(Event("worker.report", text, counts=dict(news), seconds=seconds))
             self._reported_at, self._reported = now, outcomes
 
-    # -- connections
-
-    def _connect(self, *, first: bool = False) -> None:
-        """Connect, waiting as long as this kind of run may wait.  Raises the trouble when that is over."""
-        while True:
-            try:
-                self._open()
-            except DatabaseUnavailable as trouble:
-                if not self._may_wait(trouble, first=first):
-                    raise
-                self._pause(trouble)
-            else:
-                return
-
-    def _open(self) -> None:
-        with self._stop.connecting():
-            connection = connect(self._address, name=self.name)
-        self._connection = connection
-        self._connected_at = time.monotonic()
-        self._stop.watch(connection)
-        self._lifeline.attach(connection)
-        reaper = Reaper(connection)
-        before = time.time()
-        with self._lifeline.call():
-            self._server = reaper.server()
-        self._compared(before, self._server.clock, time.time())
-        if self._server.backend_pid != connection.info.backend_pid:
-            self._lifeline.pooled()
-        reaper.require_version(self._server.version)
-        if self._server.read_only:
-            self._disconnect()
-            raise DatabaseUnavailable(
-                "the server is a standby: it is read-only"
-                if self._server.standby
-                else "the database is read-only for this role",
-                hint="Connect to the primary (target_session_attrs=read-write finds it), or try later.",
-                sqlstate="25006",
-            )
-        if self._server.repeats_reads:
-            connection.isolation_level = IsolationLevel.READ_COMMITTED
-
-    def _compare_clocks(self) -> None:
-        """Once a minute.  Nothing is decided by it; whoever reads our log beside the trail wants to know."""
-        if time.monotonic() - self._compared_at < _COMPARE_EVERY:
-            return
-        before = time.time()
-        try:
-            now = self._call(lambda r: r.clock())
-        except ReaperError:
-            return  # What comes next meets the same trouble, and knows what to do.
-        self._compared(before, now, time.time())
-
-    def _compared(self, before: float, now: datetime, after: float) -> None:
-        """The database said ``now`` between these two times of ours; their middle is the best guess."""
-        self._compared_at = time.monotonic()
-        if not 0 <= after - before <= _SKEW_TOLERATED:
-            return  # The answer took too long to tell, or our clock was set meanwhile.
-        ahead = (before + after) / 2 - now.timestamp()
-        self._skew = timedelta(seconds=ahead)
-        apart = abs(ahead) > _SKEW_TOLERATED
-        if apart and not self._told_skew:
-            which = "ahead of" if ahead > 0 else "behind"
-            text = (
-                f"this machine's clock is {duration(abs(ahead))} {which} the database's: nothing is decided by it,"
-                " but times in its logs do not fit the trail"
-            )
-            self._log(Event("worker.clock", text, WARNING, seconds=ahead))
-        elif self._told_skew and not apart:
-            self._log(Event("worker.clock", "this machine's clock agrees with the database's again", seconds=ahead))
-        self._told_skew = apart
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        self._stop.watch(None)
-        self._lifeline.detach()
-        if connection is not None:
-            connection.close()
-
-    def _may_wait(self, trouble: ReaperError, *, first: bool) -> bool:
-        if self._stop.requested:
-            raise _Stopped
-        if self.settings.daemon:
-            return True
-        if first and not (isinstance(trouble, Unreachable) and trouble.waiting):
-            return False  # A cron job says at once what is wrong; it comes back anyway.
-        self._troubled_since = self._troubled_since or time.monotonic()
-        return time.monotonic() - self._troubled_since < _PATIENCE
-
-    def _pause(self, trouble: ReaperError) -> None:
-        """Back off before the next attempt, with one line that says so; in a long outage one a minute."""
-        self._setbacks += 1
-        # Within a poll of the server's return a daemon is back.
-        cap = min(_BACKOFF_CAP, self.settings.poll) if self.settings.daemon else _PATIENCE / 10
-        seconds = _backoff(self._setbacks, first=_BACKOFF_FIRST, cap=cap)
-        now = time.monotonic()
-        said, at = self._said
-        grows = _BACKOFF_FIRST * 2.0 ** min(self._setbacks - 2, 40) < cap
-        if grows or trouble.message != said or now - at >= _REPORT_EVERY:
-            self._log(
-                Event(
-                    "database.away",
-                    f"{trouble.message}; trying again in {duration(seconds)}",
-                    WARNING,
-                    seconds=seconds,
-                    code=trouble.code,
-                    sqlstate=trouble.sqlstate,
-                )
-            )
-            self._said = (trouble.message, now)
-        self._stop.wait(seconds)
-
-    def _reconnect(self, trouble: ReaperError) -> None:
-        """After trouble: a new connection.  Raises the trouble when this run has waited long enough for one."""
-        self._disconnect()
-        if not self._may_wait(trouble, first=False):
-            raise trouble
-        self._pause(trouble)
-        try:
-            self._connect()
-        except NotInstalled as gone:
-            raise _taken_out(gone) from None
-        self.result.reconnects += 1
-        self._log(Event("database.back", "connected again", counts={"reconnects": self.result.reconnects}))
-
-
-def _taken_out(gone: NotInstalled) -> VersionMismatch:
-    """It was there when the run began: taken out for good, or to be put back by a deployment."""
-    return VersionMismatch(
-        gone.message.replace("is not installed in", "is no longer installed in"),
-        hint=gone.hint,
-        sqlstate="RP005",
-        original=gone.original,
-    )
-
 
 _IN_WORDS: Final = {
     "already-done": "already done",
@@ -1542,30 +1137,6 @@ _IN_WORDS: Final = {
     RETRY: "to be tried again",
     DEAD_LETTER: "dead letters",
 }
-
-
-def _backoff(attempt: int, *, first: float, cap: float) -> float:
-    """Seconds before the attempt after the ``attempt``-th failure: doubling, capped, half of it random."""
-    return min(cap, first * 2.0 ** min(attempt - 1, 40)) * random.uniform(0.5, 1.0)  # noqa: S311
-
-
-def _pause(attempt: int) -> float:
-    """Seconds before a call that something locked stood in the way of is tried again."""
-    return random.uniform(0.5, 1.0) * min(0.01 * 3.0 ** min(attempt, 40), 1.0)  # noqa: S311
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Errors of begin and commit, which no Reaper method sees."""
-    from pgreaper.errors import translate
-
-    failure = None
-    try:
-        yield
-    except psycopg.Error as error:
-        failure = translate(error)
-    if failure is not None:
-        raise failure
 
 
 def _in_spite(error: ReaperError) -> ReaperError:
@@ -1592,15 +1163,6 @@ def _no_place(places: int) -> ReaperError:
     return ReaperError(
         f"all {places} calls that may run at once have outlived their time and do not end",
         hint="Give what the handler waits for a time limit of its own; a thread cannot be stopped.",
-    )
-
-
-def _timeout(setting: str, error: ReaperError) -> StatementTimeout:
-    return StatementTimeout(
-        f"a statement took longer than {setting} allows",
-        hint="Look for a slow trigger or a missing index, or give the role more time.",
-        sqlstate=error.sqlstate,
-        original=error.original,
     )
 
 

@@ -19,7 +19,7 @@ LAYERS = [
     {"connection", "heartbeat", "api", "embedded", "commands", "reading", "logs", "queues"},
     {"schema", "targets", "lifeline", "handlers", "render", "cron", "overview", "report"},
     {"session"},
-    {"alembic", "worker", "metrics", "demo", "doctor", "discover", "deploy", "page"},
+    {"alembic", "worker", "metrics", "demo", "doctor", "discover", "deploy", "page", "relay", "listen"},
     {"cli"},
     {"__main__"},
 ]

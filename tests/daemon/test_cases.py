@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 FLEET = """
 import os, sys
 import pgreaper.cli.work
-from pgreaper import worker
+from pgreaper import session
 from pgreaper.cli import main
 
-number, worker._PATIENCE = int(sys.argv[1]), float(sys.argv[2])
+number, session._PATIENCE = int(sys.argv[1]), float(sys.argv[2])
 sys.stdin.readline()
 children = []
 for _ in range(number):

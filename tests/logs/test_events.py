@@ -56,9 +56,7 @@ def test_the_fields_of_an_event():
 def test_each_event_and_field_is_documented():
     """docs/logs.md names what the code can say, and nothing else."""
     told = (ROOT / "docs/logs.md").read_text()
-    code = "".join(
-        (ROOT / "pgreaper" / f).read_text() for f in ("worker.py", "handlers.py", "lifeline.py", "cli/work.py")
-    )
+    code = "".join(path.read_text() for path in (ROOT / "pgreaper").rglob("*.py"))
     named = set(re.findall(r'(?:Event|_say)\(\s*"([a-z]+\.[a-z-]+)"', code)) | set(
         re.findall(r'name="([a-z]+\.[a-z-]+)"', code)
     )
@@ -142,7 +140,7 @@ def test_a_reason_is_told_once_a_minute_and_then_with_all_its_holds(db, holds, d
     """What was kept back is counted in the next line of its kind."""
     holds.due(30)
     holds.register(batch=1)
-    monkeypatch.setattr(worker, "_REPORT_EVERY", 0.3)
+    monkeypatch.setattr(worker, "REPORT_EVERY", 0.3)
 
     def handler(call):
         time.sleep(0.05)

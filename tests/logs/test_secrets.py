@@ -166,7 +166,7 @@ def test_every_command_is_swept():
 def test_c062_nothing_private_is_in_any_output_or_book(db, planted, handlers, in_process, monkeypatch):  # noqa: F811
     """Every command, as text and as JSON, against every way to fail; then all the books."""
     # A run that ends waits so long for an environment to come back.
-    monkeypatch.setattr("pgreaper.worker._PATIENCE", 0.2)
+    monkeypatch.setattr("pgreaper.session._PATIENCE", 0.2)
     lost = [f"write-{code}" for code in CODES if code.startswith(("57P", "25", "RP004"))]
     rest = [p for (p,) in db.execute("select name from pgreaper.policies").fetchall() if p not in lost]
     runs: list[tuple[str, ...]] = [
