@@ -132,6 +132,10 @@ def work_through(reaper: Reaper, core: Any, lay: Callable[..., None]) -> None:
     got = reaper.claim("p", rescan=True)
     if got:
         reaper.expire(got[0].token)
+    # Commands from outside.
+    lay()
+    keys = core.column("select id::text from shop.bookings where status = 'held'")
+    assert "expired" in {c.outcome for c in reaper.expire_keys("p", keys)}
 
 
 def test_every_function_table_and_view_is_listed(core):

@@ -296,6 +296,19 @@ def test_c060_nothing_is_hijacked(hostile, core, dsn, kind):
         look()
         reaper.resume("p")
         victim.execute("select pgreaper.reaper_prune()")
+        # Commands: a key as it is, one that no hold has, one that none could have, and once more.
+        core.do(f"delete from {target}", "delete from pgreaper.failures")
+        lay()
+        got = reaper.claim("p", rescan=True)
+        reaper.release(got[0].token)
+        keys = [hold.key for hold in got]
+        core.do(f"update {target} set expires_at = expires_at + interval '9 days'")
+        assert {c.outcome for c in reaper.expire_keys("p", keys)} == {"not-due"}
+        core.do(f"update {target} set expires_at = expires_at - interval '9 days'")
+        assert "expired" in {c.outcome for c in reaper.expire_keys("p", [keys[0], "none", "[1"])}
+        # Where the state is part of the key, the one that has expired has another by now.
+        before = "not-eligible" if kind == "parted" else "already-done"
+        assert {c.outcome for c in reaper.expire_keys("p", keys)} == {before, *["expired"][: few - 1]}
         # The worker, in a session of its own.
         core.do(f"delete from {target}", "delete from pgreaper.failures")
         lay()
