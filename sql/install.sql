@@ -83,6 +83,8 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/_retries.sql
 \ir functions/_allowance.sql
 \ir functions/_suspicion.sql
+\ir functions/_moot.sql
+\ir functions/_close_moot.sql
 \ir functions/_probe.sql
 
 -- What failed, and when it may be tried again.

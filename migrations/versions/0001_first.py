@@ -73,6 +73,8 @@ FILES: tuple[str, ...] = (
     "functions/_retries.sql",
     "functions/_allowance.sql",
     "functions/_suspicion.sql",
+    "functions/_moot.sql",
+    "functions/_close_moot.sql",
     "functions/_probe.sql",
     "functions/_error_class.sql",
     "functions/_not_before.sql",

@@ -1,11 +1,12 @@
 -- _look: when there may be work for one policy.
 --
 -- Looks ahead of the cursor; what becomes claimable behind it is found with `rescan`,
--- which begins at the oldest deadline, as a claim with `rescan` does.
+-- which begins at the oldest deadline, as a claim with `rescan` does.  With it a dead letter
+-- whose hold has moved on is work too: a claim closes it.
 --
 -- Promises
 --   * NULL when nothing lies ahead, and for a policy that is paused or passive; `clock` itself when something may be claimed now.
---   * Writes nothing; a few index probes.
+--   * Writes nothing; a few index probes, with `rescan` one more for each dead letter, up to 1000.
 --
 -- Raises
 --   42P01, 42703, 42501, 55P03  the target cannot be looked at.
@@ -57,12 +58,19 @@ begin
   execute v_statement into v_deadline using v_cutoff;
   perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
-  return least(v_next, v_deadline + policy.grace, pgreaper._retry_at(policy.policy_id),
+  v_next := least(v_next, v_deadline + policy.grace, pgreaper._retry_at(policy.policy_id),
     -- A claim bound to a session is watched more closely than its lease.
     (select min(case when c.session_pid is null then c.claim_until
                      else least(c.claim_until, coalesce(c.session_lost_at + interval '5 seconds', _look.clock + interval '1 second')) end)
        from pgreaper.claims as c
       where c.policy_id = policy.policy_id and c.finished_at is null));
+
+  -- A claim that finds nothing else closes them.
+  if _look.rescan and (v_next > _look.clock) is not false
+    and cardinality((pgreaper._moot(policy, v_target, _look.clock)).keys) > 0 then
+    return _look.clock;
+  end if;
+  return v_next;
 end;
 $function$;
 

@@ -4,7 +4,8 @@
 -- some), else fresh holds from the policy's cursor on.  With `rescan` the search for
 -- fresh holds starts at the oldest deadline: that finds what became claimable behind
 -- the cursor, such as a hold that was locked or inserted late.  Leases that lapsed are
--- taken back on the way, so recovery needs no job of its own.
+-- taken back on the way, so recovery needs no job of its own.  So are dead letters closed
+-- whose hold has moved on, by a claim that finds nothing and by one with `rescan`.
 --
 -- `skew` is by how much the worker's clock is ahead of the database's; it is only shown.
 --
@@ -71,6 +72,7 @@ begin
   v_retry := coalesce(pgreaper._retry_at(v_policy.policy_id) <= v_now, false);
   v_fresh := pgreaper._due(v_policy, v_target, v_now, case when not reaper_claim.rescan then v_cursor.position end, v_wanted);
   if cardinality(v_fresh.keys) = 0 and not v_lapsed and not v_retry then
+    perform pgreaper._close_moot(v_policy, reaper_claim.worker, reaper_claim.search_path);
     return;
   end if;
 
@@ -146,6 +148,11 @@ begin
          rate_tokens = pgreaper._allowance(v_policy, v_now, c.rate_tokens, c.rate_at) - cardinality(v_batch.keys),
          rate_at = case when v_policy.rate_limit is not null then v_now end
    where c.policy_id = v_policy.policy_id;
+
+  -- A policy that always has something to do never comes to the end.
+  if reaper_claim.rescan then
+    perform pgreaper._close_moot(v_policy, reaper_claim.worker, reaper_claim.search_path);
+  end if;
 
   if cardinality(v_policy.payload_columns) = 0 then
     return query

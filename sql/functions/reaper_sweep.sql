@@ -16,6 +16,7 @@
 --   * A policy that fails stops alone; the others go on, then its error is raised.
 --   * A run that finds nothing writes nothing.
 --   * No hold is tried twice in a run.
+--   * Dead letters whose hold has moved on are closed when nothing else of their policy is left to do.
 --   * A statement timeout bounds the whole call, because the server starts its timer with the CALL
 --     and a procedure cannot start it again: what is committed by then stays, and the call ends.
 --     A step that had at least half of that time to itself is blamed: its holds are tried again by
@@ -94,6 +95,9 @@ begin
       v_step := pgreaper._sweep_step(v_names[v_index], reaper_sweep.batch, reaper_sweep.max_rows - expired,
         v_worker, v_start, v_starts[v_index],
         v_path);
+      if not v_step.more then
+        perform pgreaper._close_moot(pgreaper._policy(v_names[v_index]), v_worker, v_path);
+      end if;
       v_more := v_step.more;
       expired := expired + v_step.expired;
       v_waiting := v_waiting and v_step.more and v_step.taken = 0;
