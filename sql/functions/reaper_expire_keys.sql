@@ -150,7 +150,7 @@ begin
   return query
     select a.name,
            a.outcome,
-           coalesce(a.found, a.state),
+           a.state,
            case a.outcome
              when 'not-due' then a.deadline + v_policy.grace
              when 'retry' then coalesce(a.not_before, v_cursor.suspended_until)
@@ -160,12 +160,12 @@ begin
                                       else v_until end
            end
       from (
-        select n.name, n.state, o.state as found, coalesce(m.deadline, n.deadline) as deadline, f.not_before,
+        select n.name, case when o.outcome in ('expired', 'not-eligible') then o.state else n.state end as state, coalesce(m.deadline, n.deadline) as deadline, f.not_before,
                row_number() over (partition by o.outcome is null and n.due and n.held order by n.deadline) as place,
                case
                  when n.wrong then 'wrong-key'
                  when n.ended then 'already-done'
-                 when n.held and not n.due or m.key is not null then
+                 when (n.held and not n.due) or m.key is not null then
                    -- There is no year 200000 in a calendar: never.
                    case when coalesce(m.deadline, n.deadline) < '200000-01-01' then 'not-due' else 'not-eligible' end
                  when n.held is not true then 'not-eligible'
