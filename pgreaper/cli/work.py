@@ -1,9 +1,7 @@
 """``pgreaper work``: the command of a cron job, a CronJob or a daemon."""
 
-import errno
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,10 @@ import click
 
 from pgreaper.api import ALREADY_DONE, DEAD_LETTER, EXPIRED, LOCKED, NOT_ELIGIBLE, OUTCOMES, RETRY
 from pgreaper.cli.common import BATCH, CALLS, COUNT, SECONDS, common_options, emit
-from pgreaper.connection import resolve, worker_name
+from pgreaper.cli.screen import Screen, failure, log_format_option
+from pgreaper.connection import resolve
 from pgreaper.errors import ReaperError
-from pgreaper.logs import ERROR, Event, as_text
-from pgreaper.logs import as_json as line_of_json
+from pgreaper.logs import Event
 from pgreaper.text import count, duration, one_line, visible
 from pgreaper.worker import HANDLER_TIMEOUT, PolicyRun, Run, Settings, Worker
 
@@ -53,9 +51,7 @@ def _port(_ctx: click.Context, _param: click.Parameter, value: int | None) -> in
               help="On this address of the machine only.  [default: 0.0.0.0, all]")  # fmt: skip
 @click.option("--shutdown-timeout", type=SECONDS, default=20, show_default=True,
               metavar="SECONDS", help="After SIGTERM or Ctrl-C, be gone within that.")  # fmt: skip
-@click.option("--log-format", type=click.Choice(["text", "json"]), envvar="PGREAPER_LOG_FORMAT", default="text",
-              help="How events are written to stderr: for people, or a JSON object a line."
-              "  [default: PGREAPER_LOG_FORMAT, or text]")  # fmt: skip
+@log_format_option
 @click.option("--log-level", type=click.Choice(["info", "debug"]), envvar="PGREAPER_LOG_LEVEL", default="info",
               help="debug: each batch, and each hold that failed.  [default: PGREAPER_LOG_LEVEL, or info]")  # fmt: skip
 @common_options
@@ -191,51 +187,14 @@ def _show(run: Run, *, as_json: bool, told: bool) -> None:
     sys.stdout.flush()
 
 
-class _Screen:
-    """The lines on stderr: one per event, and on a terminal, for people, a last one that is written over."""
+class _Screen(Screen):
+    """With the progress of a long drain as its last line."""
 
     def __init__(self, *, machine: bool) -> None:
-        self.machine = machine
-        self.shows_progress = not machine and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self._worker = worker_name()
-        self._lock = threading.Lock()
+        super().__init__(machine=machine)
         self._started = time.monotonic()
         self._drawn_at = 0.0
-        self._drawn = False
         self._expected: int | None = None
-
-    def refused(self, error: ReaperError) -> None:
-        """A run that did not begin: for machines an event like the others, for people the usual error."""
-        if self.machine:
-            self.log(
-                Event("worker.refused", error.message, ERROR, code=error.code, sqlstate=error.sqlstate, hint=error.hint)
-            )
-            error.told = True
-
-    def log(self, event: Event) -> None:
-        lines = (
-            [line_of_json(event, self._worker)] if self.machine else [f"pgreaper: {line}" for line in as_text(event)]
-        )
-        with self._lock:
-            try:
-                self._erase()
-                for line in lines:
-                    click.echo(line, err=True)
-            except OSError as error:
-                # That must not stop the work.  A full disk may have room again; a terminal or a pipe that is gone
-                # stays so, and what is left in the buffer would spoil the exit code.
-                if error.errno != errno.ENOSPC:
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-
-    def clear(self) -> None:
-        with self._lock:
-            self._erase()
-
-    def _erase(self) -> None:
-        if self._drawn:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self._drawn = False
 
     def progress(self, worker: Worker) -> None:
         """Redraw the progress line, a few times a second."""
@@ -246,12 +205,7 @@ class _Screen:
         now = time.monotonic()
         if now - self._started < _SHOW_AFTER or now - self._drawn_at < _SHOW_EVERY:
             return
-        line = progress_line(done, self._expected - done, now - self._started)
-        columns = _columns()
-        with self._lock:
-            sys.stderr.write("\r" + line[: columns - 1] + "\x1b[K")
-            sys.stderr.flush()
-            self._drawn = True
+        self.draw(progress_line(done, self._expected - done, now - self._started))
         self._drawn_at = now
 
 
@@ -270,14 +224,6 @@ def _rounded(number: int) -> int:
     """Three digits are enough for an estimate."""
     scale: int = 10 ** max(len(str(number)) - 3, 0)
     return round(number / scale) * scale
-
-
-def _columns() -> int:
-    try:
-        size: os.terminal_size = os.get_terminal_size(sys.stderr.fileno())
-    except OSError:
-        return 80
-    return size.columns or 80
 
 
 def _document(run: Run) -> dict[str, Any]:
@@ -305,23 +251,11 @@ def _document(run: Run) -> dict[str, Any]:
                     for (kind, state, constraint), holds in p.reasons.items()
                 ],
                 "failures": p.failures,
-                "error": _failure(p.error),
+                "error": failure(p.error),
             }
             for p in run.policies.values()
         ],
-        "error": _failure(run.trouble),
-    }
-
-
-def _failure(error: ReaperError | None) -> dict[str, object] | None:
-    if error is None:
-        return None
-    return {
-        "code": error.code,
-        "message": error.message,
-        "hint": error.hint,
-        "sqlstate": error.sqlstate,
-        "constraint": error.constraint,
+        "error": failure(run.trouble),
     }
 
 
