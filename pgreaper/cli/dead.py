@@ -28,8 +28,8 @@ def dead(ctx: click.Context) -> None:
     """
     Dead letters: holds whose retry budget is spent.
 
-    They stay as they are, excluded from claims, until somebody replays or discards them, or until the
-    application gives them another deadline.
+    They stay as they are, excluded from claims, until somebody replays or discards them. One whose hold is due no
+    longer, because the application consumed, deleted or extended it, is closed by the next run.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

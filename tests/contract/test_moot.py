@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tests.contract.conftest import NO_HANG
 
+AT_THE_GATE = "select from pg_stat_activity where query like '%_close_moot%' and wait_event = 'PgSleep'"
 MOOT = "select key, deadline, state, attempts, worker, actor from pgreaper.history where outcome = 'moot' order by key"
 
 
@@ -24,7 +28,7 @@ def bury(core, ids):
 def dead(core, holds):
     """A function that makes n dead letters and returns their ids."""
 
-    def dead(n: int) -> list[int]:
+    def dead(n):
         ids = holds.due(n)
         core.register()
         bury(core, ids)
@@ -143,15 +147,37 @@ def test_one_that_somebody_has_is_left_and_not_waited_for(core, dead, committed)
     assert core.rows("select * from pgreaper.failures") == []
 
 
-def test_whoever_charges_a_later_incarnation_meanwhile_keeps_what_it_wrote(core, dead, committed):
-    """The failure that was looked at is the one that is closed; one with another deadline is another."""
+def test_a_hold_that_is_due_with_another_deadline_is_another_incarnation(core, dead):
+    """What failed is over, what is due now is claimed like any other."""
     [hold] = dead(1)
     core.do("update holds set expires_at = expires_at + interval '1 minute'")
-    other = committed(autocommit=False)
-    other.execute("update pgreaper.failures set deadline = (select expires_at from holds), not_before = 'infinity'")
-    core.claim()
-    other.commit()
-    core.claim()
+    [claimed] = core.claim(rescan=True)
+    assert (claimed.key, claimed.attempt) == (str(hold), 1)
+    assert core.column("select key from pgreaper.history where outcome = 'moot'") == [str(hold)]
+
+
+def test_who_charges_a_later_incarnation_meanwhile_keeps_what_it_wrote(core, holds, committed):
+    """Between the look at the hold and the closing its failure becomes one of another deadline: that one stays."""
+    [hold] = holds.due(1)
+    core.do(
+        # Not a wait for a lock: lock_timeout would end it.
+        "create function gate() returns boolean language plpgsql volatile as $$ begin"
+        " while not pg_try_advisory_xact_lock_shared(1) loop perform pg_sleep(0.002); end loop; return true; end $$",
+        "create view gated as select id, status, expires_at from holds where gate()",
+    )
+    core.register(target="gated", key_columns=["id"])
+    bury(core, [hold])
+    core.do("update holds set expires_at = expires_at + interval '1 minute'")
+    gatekeeper = committed()
+    gatekeeper.execute("select pg_advisory_lock(1)")
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(core.do, "select pgreaper._close_moot(p, 'w', 'public') from pgreaper.policies as p")
+        end = time.monotonic() + 10
+        while gatekeeper.execute(AT_THE_GATE).fetchone() is None:
+            assert time.monotonic() < end
+        gatekeeper.execute("update pgreaper.failures set deadline = (select expires_at from holds)")
+        gatekeeper.execute("select pg_advisory_unlock(1)")
+        closing.result()
     assert core.column("select key from pgreaper.failures") == [str(hold)]
     assert core.rows(MOOT) == []
 
