@@ -14,7 +14,7 @@ broker is InvalidInput at once.
 import importlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl, unquote
@@ -34,7 +34,7 @@ class Message:
     idempotency key, the same on every redelivery.  ``headers`` are ``content-type`` and ``policy``.
     """
 
-    body: bytes
+    body: bytes = field(repr=False)
     key: str
     identity: str
     headers: Mapping[str, str]
@@ -81,7 +81,7 @@ class Sink(Protocol):
         """
         Send, and wait for the broker's answers for at most ``timeout`` seconds.
 
-        Messages with equal keys arrive in their order, and once one of them is neither confirmed nor refused, no
+        Messages with equal keys arrive in their order: after one that is neither confirmed nor refused for good, no
         later one of its key is confirmed.  Trouble is told, not raised, and the next call connects anew.
 
         Raises BrokenPipeError where nobody can ever read again: the reader of ``stdout:`` has gone.
@@ -101,9 +101,9 @@ class Received:
     ``attempt`` counts deliveries from 1, as far as the broker tells.  ``handle`` is the source's own.
     """
 
-    body: bytes
+    body: bytes = field(repr=False)
     attempt: int
-    handle: object
+    handle: object = field(repr=False)
 
 
 class Trouble(Exception):
@@ -165,6 +165,14 @@ class Source(Protocol):
     def close(self) -> None:
         """End the connection; what was not acknowledged comes again, at once.  May be called twice."""
         ...
+
+
+def by_key(messages: Sequence[Message]) -> list[list[int]]:
+    """The positions of the messages of each key, in order: what a sink sends one after the other."""
+    positions: dict[str, list[int]] = {}
+    for position, message in enumerate(messages):
+        positions.setdefault(message.key, []).append(position)
+    return list(positions.values())
 
 
 # -- which module speaks to which URL

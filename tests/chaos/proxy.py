@@ -1,7 +1,7 @@
 """
 A TCP proxy before a server's socket that can be told to behave like a bad network.
 
-Listens on a free loopback port and forwards to a Unix socket, in a thread with an event loop of its own.
+Listens on a free loopback port and forwards to a Unix socket or to a port, in a thread with an event loop of its own.
 """
 
 import asyncio
@@ -42,9 +42,9 @@ class _Pair:
 class Proxy:
     """Alive inside a ``with`` block; ``port`` is where clients connect, on 127.0.0.1."""
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path | tuple[str, int]) -> None:
         self.port = 0
-        self._target = str(target)
+        self._target = target
         self._pairs: list[_Pair] = []
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -125,7 +125,10 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         try:
-            answers, server = await asyncio.open_unix_connection(self._target)
+            if isinstance(self._target, Path):
+                answers, server = await asyncio.open_unix_connection(self._target)
+            else:
+                answers, server = await asyncio.open_connection(*self._target)
         except OSError:
             client.transport.abort()  # the server is down
             return
