@@ -112,7 +112,7 @@ def test_duplicates_and_order_in_one_call(core, holds):
     """The same key twice, or in two spellings, is one transition; each spelling is answered once."""
     holds.due(3)
     core.register()
-    assert command(core, "3", "1", "01", "3", " 2") == {key: ("expired", "expired") for key in ("1", "01", "3", " 2")}
+    assert command(core, "3", "1", "01", "3", " 2") == dict.fromkeys(("1", "01", "3", " 2"), ("expired", "expired"))
     assert trail(core) == {"1": 1, "2": 1, "3": 1}
 
 
