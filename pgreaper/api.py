@@ -45,6 +45,7 @@ from pgreaper.errors import (
     NotInstalled,
     ReaperError,
     RegistrationRefused,
+    UnknownPolicy,
     UntrustedSchema,
     VersionMismatch,
     WrongTransaction,
@@ -904,6 +905,20 @@ class Reaper:
     def _truth(self, sql: str, *parameters: object) -> bool:
         ((answer,),) = self._query(sql, *parameters)
         return bool(answer)
+
+
+def unknown_policy(name: str, registered: Sequence[str]) -> UnknownPolicy:
+    """RP002 with the name that was probably meant."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, registered, 1)
+    if near:
+        hint = f"Did you mean {visible(near[0])}?"
+    elif registered:
+        hint = "`pgreaper policies` lists the registered ones."
+    else:
+        hint = "No policy is registered yet: `pgreaper register` adds one."
+    return UnknownPolicy(f"there is no policy {visible(name)}", hint=hint, sqlstate="RP002")
 
 
 def _require_trust(owner: str | None, caller: str, what: str) -> None:

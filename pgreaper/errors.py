@@ -141,6 +141,13 @@ class TableLocked(DatabaseBusy):
     code = "table-locked"
 
 
+class QueueUnavailable(ReaperError):
+    """A queue cannot be reached, or does not take or give messages: try later."""
+
+    exit_code = 75
+    code = "queue-unavailable"
+
+
 _OWN: dict[str, type[ReaperError]] = {
     "RP001": LeaseLost,
     "RP002": UnknownPolicy,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import psycopg
 
-from pgreaper.api import DEAD_LETTER, EXPIRED, LOCKED, RETRY, TOO_SLOW, Batch, Look, Reaper
+from pgreaper.api import DEAD_LETTER, EXPIRED, LOCKED, RETRY, TOO_SLOW, Batch, Look, Reaper, unknown_policy
 from pgreaper.connection import Address, worker_name
 from pgreaper.errors import (
     READ_ONLY,
@@ -1012,7 +1012,7 @@ class Worker:
         """Refresh the round from the registered policies and their batches: keep the turns there are, add new ones."""
         for name in self.settings.policies:
             if name not in registered and not self._turns:
-                raise _unknown(name, list(registered))
+                raise unknown_policy(name, list(registered))
         known = {turn.policy: turn for turn in self._turns}
         # One that is gone stays until its claim has said so.
         wanted = self.settings.policies or [*registered, *(name for name, turn in known.items() if not turn.done)]
@@ -1171,20 +1171,4 @@ def _all_too_slow(times: int) -> ReaperError:
         f"{times} holds in a row took longer than the statement timeout, each alone",
         hint="Look for a slow trigger or a missing index, or give the role a longer statement_timeout.",
         sqlstate="57014",
-    )
-
-
-def _unknown(name: str, registered: list[str]) -> UnknownPolicy:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, registered, 1)
-    hint = (
-        "`pgreaper policies` lists the registered ones."
-        if registered
-        else "No policy is registered yet: `pgreaper register` adds one."
-    )
-    return UnknownPolicy(
-        f"there is no policy {visible(name)}",
-        hint=f"Did you mean {visible(near[0])}?" if near else hint,
-        sqlstate="RP002",
     )

@@ -41,6 +41,7 @@ COMMANDS = {
     "revoke": _Entry("Set up", "grant", "Take back what grant gave."),
     "preview": _Entry("Run", "preview", "Count what a run would meet now; change nothing."),
     "work": _Entry("Run", "work", "Expire what is due, then exit; or stay, with --daemon."),
+    "listen": _Entry("Run", "listen", "Expire the holds that messages of a queue name."),
     "heartbeat": _Entry("Run", "heartbeat", "Whether a daemon is alive: for liveness probes."),
     "deploy": _Entry("Run", "deploy", "Print what cron, systemd or Kubernetes needs to run it."),
     "pause": _Entry("Run", "policies", "Claim nothing more for a policy."),

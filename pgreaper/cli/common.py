@@ -22,8 +22,9 @@ from click.core import ParameterSource
 from psycopg import IsolationLevel
 
 from pgreaper.api import Reaper
+from pgreaper.api import unknown_policy as unknown_policy
 from pgreaper.connection import connect, resolve
-from pgreaper.errors import DatabaseUnavailable, UnknownPolicy
+from pgreaper.errors import DatabaseUnavailable
 from pgreaper.text import visible
 
 SCHEMA_VERSION: Final = 1
@@ -128,20 +129,6 @@ def database(url: str | None, *, writes: bool = False, name: str | None = None) 
             yield reaper
     finally:
         connection.close()
-
-
-def unknown_policy(name: str, registered: list[str]) -> UnknownPolicy:
-    """RP002 with the name that was probably meant."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, registered, 1)
-    if near:
-        hint = f"Did you mean {visible(near[0])}?"
-    elif registered:
-        hint = "`pgreaper policies` lists the registered ones."
-    else:
-        hint = "No policy is registered yet: `pgreaper register` adds one."
-    return UnknownPolicy(f"there is no policy {visible(name)}", hint=hint, sqlstate="RP002")
 
 
 def document(value: object) -> Any:
