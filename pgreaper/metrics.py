@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -65,14 +65,14 @@ class Reading:
     One look at the database.
 
     ``at``: Unix time of this machine; ``seconds``: how long it took.  ``trouble`` is why there is nothing to tell;
-    ``unread`` are policies that could not be looked at in time.
+    ``unread`` are policies that could not be looked at in time, each with its owner.
     """
 
     at: float
     seconds: float
     version: str | None = None
     policies: "tuple[PolicyMetrics, ...]" = ()
-    unread: tuple[str, ...] = ()
+    unread: dict[str, str] = field(default_factory=dict)
     trouble: ReaperError | None = None
 
 
@@ -147,17 +147,18 @@ class Source:
             return Reading(0.0, 0.0, version, tuple(_bounded(reaper, _ALL_WITHIN, lambda: reaper.metrics())))
         # One of them takes too long.  Which one?
         found: list[PolicyMetrics] = []
-        unread = []
-        for policy in _bounded(reaper, _EACH_WITHIN, lambda: reaper.batches()):
+        unread: dict[str, str] = {}
+        owners = "select name, owner from pgreaper.policies where unregistered_at is null order by name"
+        for policy, owner in _bounded(reaper, _EACH_WITHIN, lambda: reaper.rows(owners)):
             seconds = min(_EACH_WITHIN, until - time.monotonic())
             try:
                 if seconds <= 0:
-                    unread.append(policy)
+                    unread[policy] = owner
                 else:
                     found += _bounded(reaper, seconds, lambda policy=policy: reaper.metrics(policy))  # type: ignore[misc]
             except QueryCancelled:
-                unread.append(policy)
-        return Reading(0.0, 0.0, version, tuple(found), tuple(unread))
+                unread[policy] = owner
+        return Reading(0.0, 0.0, version, tuple(found), unread)
 
     def _tell(self, trouble: ReaperError | None) -> ReaperError | None:
         """Say when it begins and when it is over; the same trouble once."""
@@ -274,8 +275,8 @@ def _of_policies(reading: Reading) -> Iterator[Metric]:
     policies = reading.policies
     owners = GaugeMetricFamily("pgreaper_policy_info", "Whose a policy's dead letters are.", labels=["policy", "owner"])
     state = GaugeMetricFamily("pgreaper_policy_state", "1 for the state of a policy.", labels=["policy", "state"])
-    for p in policies:
-        owners.add_metric([p.policy, p.owner], 1)
+    for policy, owner in [*((p.policy, p.owner) for p in policies), *reading.unread.items()]:
+        owners.add_metric([policy, owner], 1)
     for policy, found in [*((p.policy, p.state) for p in policies), *((name, "broken") for name in reading.unread)]:
         for each in STATES:
             state.add_metric([policy, each], float(each == found))

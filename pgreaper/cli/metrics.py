@@ -48,7 +48,7 @@ def metrics(*, textfile: Path | None, database_url: str | None, as_json: bool) -
     if reading.trouble is not None:
         raise reading.trouble
     if as_json:
-        emit("metrics", policies=[document(p) for p in reading.policies], unread=reading.unread)
+        emit("metrics", policies=[document(p) for p in reading.policies], unread=list(reading.unread))
     elif reading.unread:
         names = ", ".join(one_line(name) for name in reading.unread)
         click.echo(f"pgreaper: not looked at in time: {names}; `pgreaper doctor` says why", err=True)

@@ -136,13 +136,14 @@ def test_a_slow_policy_does_not_hide_the_others(db, holds, source, in_process, m
           select 'held', now() - interval '1 minute' from generate_series(1, 3);
         create view slow_view as select * from slow_holds where slow(id);
     """)
-    holds.register("slow", target="slow_view", key_columns=["id"])
+    holds.register("slow", target="slow_view", key_columns=["id"], owner="slow-team")
     monkeypatch.setattr(metrics, "_ALL_WITHIN", 0.5)
     monkeypatch.setattr(metrics, "_EACH_WITHIN", 1.0)
     page = metrics.page(source().latest()).decode()
     assert one(page, "pgreaper_up") == 1
     assert one(page, "pgreaper_due", policy="holds") == 3
     assert one(page, "pgreaper_policy_state", policy="slow", state="broken") == 1
+    assert one(page, "pgreaper_policy_info", policy="slow", owner="slow-team") == 1, "an alert about it needs its owner"
     assert one(page, "pgreaper_policy_state", policy="holds", state="active") == 1
     told = in_process("metrics")
     assert told.code == 0

@@ -79,6 +79,19 @@ def test_the_alerts_fire_when_they_should(promtool):
     assert code == 0, said
 
 
+def alerts(rules):
+    return [rule for rule in rules if "alert" in rule]
+
+
+def failing(promtool, tmp_path, rules):
+    """Which alerts pgreaper.test.yml finds wrong with these rules."""
+    (tmp_path / RULES.name).write_text(yaml.safe_dump({"groups": [{"name": "pgreaper", "rules": rules}]}))
+    (tmp_path / TESTS.name).write_text(TESTS.read_text())
+    code, said = promtool("test", "rules", tmp_path / TESTS.name)
+    assert code == 1
+    return set(re.findall(r"alertname: (\w+), time", said))
+
+
 @pytest.mark.parametrize(
     ("change", "unnoticed"),
     [
@@ -92,25 +105,36 @@ def test_the_alerts_fire_when_they_should(promtool):
 )
 def test_the_tests_of_the_alerts_can_fail(promtool, rules, tmp_path, change, unnoticed):
     """Each alert, changed for the worse, makes pgreaper.test.yml fail."""
-    changed = [rule | change(rule["expr"]) for rule in rules]
-    (tmp_path / RULES.name).write_text(yaml.safe_dump({"groups": [{"name": "pgreaper", "rules": changed}]}))
-    (tmp_path / TESTS.name).write_text(TESTS.read_text())
-    code, said = promtool("test", "rules", tmp_path / TESTS.name)
-    assert code == 1
-    noticed = set(re.findall(r"alertname: (\w+), time", said))
-    assert {rule["alert"] for rule in rules} - noticed == unnoticed
+    noticed = failing(promtool, tmp_path, [rule | change(rule["expr"]) if "alert" in rule else rule for rule in rules])
+    assert {rule["alert"] for rule in alerts(rules)} - noticed == unnoticed
+
+
+def test_a_lost_scrape_that_stops_an_alert_is_noticed(promtool, rules, tmp_path):
+    """Without what was told last, each alert but the one about missing metrics begins anew."""
+    lasting = re.compile(r"\n +or .*\n|(?<= |\()max_over_time(?=\()|(?<=})\[3m\]")
+    changed = [rule | {"expr": lasting.sub(" ", rule["expr"])} for rule in rules]
+    noticed = failing(promtool, tmp_path, changed)
+    assert {rule["alert"] for rule in alerts(rules)} - noticed == {"PgreaperAbsent"}
+
+
+def test_what_is_told_now_counts_more_than_what_was(promtool, rules, tmp_path):
+    """The last three minutes of a daemon that is gone must not speak for one that is there."""
+    last = re.compile(r"max by \((.*?)\) \(\w+\)\n +or (max by .*)")
+    changed = [rule | {"expr": last.sub(r"\2", rule["expr"])} if "record" in rule else rule for rule in rules]
+    assert failing(promtool, tmp_path, changed) == {"PgreaperLate"}
 
 
 def test_every_alert_helps(rules):
     """What it is, what to do next, and how bad; its metrics are ours, the document lists it, and it is tested."""
     tested = TESTS.read_text()
     rows = dict(re.findall(r"^\| `(Pgreaper\w+)` \| (\w+) \|", DOCUMENT.read_text(), re.MULTILINE))
-    assert rows == {rule["alert"]: rule["labels"]["severity"] for rule in rules}
+    assert rows == {rule["alert"]: rule["labels"]["severity"] for rule in alerts(rules)}
     for rule in rules:
+        assert names(rule["expr"]) <= documented()
+    for rule in alerts(rules):
         assert rule["annotations"].keys() == {"summary", "action", "description"}
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
         assert re.fullmatch(r"\d+m", rule["for"])
-        assert names(rule["expr"]) <= documented()
         assert f"alertname: {rule['alert']}\n        exp_alerts" in tested
 
 
@@ -118,7 +142,7 @@ def test_the_commands_that_alerts_name_exist(rules):
     """`pgreaper …` in an annotation is a command."""
     from pgreaper.cli import COMMANDS
 
-    told = " ".join(text for rule in rules for text in rule["annotations"].values())
+    told = " ".join(text for rule in alerts(rules) for text in rule["annotations"].values())
     commands = set(re.findall(r"pgreaper (?!cannot|is\b)([a-z]+)", told))
     assert {"doctor", "status", "dead", "resume", "metrics", "work"} <= commands
     assert commands <= set(COMMANDS)
