@@ -57,21 +57,26 @@ from pgreaper.text import visible
 
 if TYPE_CHECKING:
     from pgreaper.records import (
+        Acknowledged,
         Answer,
         Change,
         Command,
+        DeadEvent,
         DeadLetter,
         Decision,
         Failure,
         Granted,
         HistoryEntry,
         Hold,
+        OpenedRelay,
         Outcome,
         Policy,
         PolicyMetrics,
         PolicyStatus,
         Preview,
         Pruned,
+        RelayEvent,
+        RelayStatus,
         Verification,
     )
 
@@ -294,6 +299,19 @@ class Reaper:
                 " from pgreaper.policies where unregistered_at is null order by name"
             )
         ]
+
+    def missing_columns(self, policy: str, columns: Sequence[str]) -> list[str]:
+        """Return those of these columns that a policy's target does not have; none where there is no such target."""
+        rows = self._query(
+            "select c.name from pgreaper.policies as p cross join unnest(%s::text[]) as c (name)"
+            " where p.name = %s::text and p.unregistered_at is null"
+            " and to_regclass(format('%%I.%%I', p.target_schema, p.target_table)) is not null"
+            " and not exists (select from pg_attribute as a"
+            "   where a.attrelid = to_regclass(format('%%I.%%I', p.target_schema, p.target_table))"
+            "   and a.attname = c.name and a.attnum > 0 and not a.attisdropped)",
+            _texts(columns), policy,
+        )  # fmt: skip
+        return [str(name) for (name,) in rows]
 
     def batches(self) -> dict[str, int]:
         """Return the registered policies and the batch of each, paused ones too: all that a worker must know."""
@@ -616,6 +634,130 @@ class Reaper:
                 policy, key, _instant(until), reason,
             )[0]
         )  # fmt: skip
+
+    # -- relays: events out
+
+    def relay(self, policy: str, *, relay: str | None = None, backfill: bool = False) -> "OpenedRelay":
+        """
+        Find or make a relay, by default one that is called like its policy; safe to call each time before work begins.
+
+        A new one begins now, with ``backfill`` at the oldest row of the trail.  Raises UnknownPolicy, and InvalidInput
+        when the name belongs to a relay of another policy.
+        """
+        from pgreaper.records import OpenedRelay
+
+        (row,) = self._query(
+            "select relay, policy, created, created_at"
+            " from pgreaper.reaper_relay(policy => %s::text, relay => %s::text, backfill => %s::boolean)",
+            policy, relay, backfill,
+        )  # fmt: skip
+        return OpenedRelay(*row)
+
+    def unrelay(self, relay: str) -> None:
+        """Remove a relay and its place: what it has not delivered, it never will.  Raises UnknownPolicy (RP002)."""
+        self._query("select pgreaper.reaper_unrelay(%s::text)::text", relay)
+
+    def fetch(
+        self,
+        relay: str,
+        *,
+        batch: int = 500,
+        worker: str | None = None,
+        lease: Interval = "1 minute",
+        payload: Sequence[str] = (),
+    ) -> "list[RelayEvent]":
+        """
+        Lease the next events of a relay, at most ``batch``.  Empty: nothing to deliver, nothing written.
+
+        ``payload`` names columns of the target, read now.  Two events of one hold are never leased at the same time.
+        Raises UnknownPolicy (RP002) when there is no such relay.
+        """
+        from pgreaper.records import RelayEvent
+
+        return [
+            RelayEvent(*row)
+            for row in self._query(
+                # As text: a number with more digits than a float passes unchanged.
+                "select token, event, key, deadline, expired_at, state, attempt, lease_until, payload::text"
+                " from pgreaper.reaper_fetch(relay => %s::text, batch => %s::integer, worker => %s::text,"
+                " lease => %s::interval, payload => %s::text[])",
+                relay, batch, worker, lease, _texts(payload),
+            )
+        ]  # fmt: skip
+
+    def ack(
+        self,
+        token: UUID,
+        *,
+        delivered: Sequence[str] | None = None,
+        refused: Sequence[str] = (),
+        error_classes: Sequence[str] = (),
+        transient: Sequence[bool] = (),
+        retry_in: Sequence[timedelta | None] = (),
+        trouble: str | None = None,
+    ) -> "Acknowledged":
+        """
+        Tell what became of a delivery, and end its lease.
+
+        ``delivered`` None: all that is not ``refused``.  For each refused event there is its class of error, whether
+        it may be tried again (``transient``), and after how long at the earliest.  What is neither delivered nor
+        refused comes back at once, charged to nobody.  ``trouble`` is shown until something is delivered.
+
+        Repeat it when the reply was lost.  Raises LeaseLost when the lease was taken over.
+        """
+        from pgreaper.records import Acknowledged
+
+        (row,) = self._query(
+            "select delivered, retry, dead, returned"
+            " from pgreaper.reaper_ack(token => %s::uuid, delivered => %s::text[], refused => %s::text[],"
+            " error_classes => %s::text[], transient => %s::boolean[], retry_in => %s::interval[],"
+            " trouble => %s::text)",
+            token, _texts(delivered), list(refused), list(error_classes), list(transient), list(retry_in), trouble,
+        )  # fmt: skip
+        return Acknowledged(*row)
+
+    def keep(self, token: UUID, *, lease: Interval = "1 minute") -> datetime:
+        """Keep a delivery's lease for longer, from now.  Raises LeaseLost."""
+        ((until,),) = self._query("select pgreaper.reaper_keep(%s::uuid, %s::interval)", token, lease)
+        return cast("datetime", until)
+
+    def resend(self, relay: str, event: str | None = None) -> int:
+        """Let events that were given up be tried again, all of them unless one is named.  Returns how many."""
+        ((resent,),) = self._query("select pgreaper.reaper_resend(%s::text, %s::text)", relay, event)
+        return int(resent)
+
+    def relays(self, relay: str | None = None) -> "list[RelayStatus]":
+        """How the relays are doing, or this one, by name; counts are bounded, so this may be polled."""
+        from pgreaper.records import RelayStatus
+
+        return [
+            RelayStatus(*row)
+            for row in self._query(
+                "select relay, policy, owner, waiting, waiting_capped, oldest_waiting, leased, retrying, dead,"
+                " delivered, redelivered, refused, trouble, trouble_since, latency_p50, latency_p99,"
+                " last_delivered_at, created_at, restarted_at"
+                " from pgreaper.relay_status where %s::text is null or relay = %s::text order by relay",
+                relay, relay,
+            )
+        ]  # fmt: skip
+
+    def dead_events(
+        self, relay: str | None = None, *, event: str | None = None, limit: int | None = None
+    ) -> "list[DeadEvent]":
+        """Return events that were given up, the newest first, of all relays unless one is named."""
+        from pgreaper.records import DeadEvent
+
+        return [
+            DeadEvent(*row)
+            for row in self._query(
+                "select d.relay, d.policy, d.owner, d.event, d.key, d.deadline, d.expired_at, d.attempts,"
+                " d.first_failed_at, d.died_at, d.error_class, d.replay_command"
+                " from pgreaper.dead_events as d, (select %s::text, %s::text) as f (relay, event)"
+                " where (f.relay is null or d.relay = f.relay) and (f.event is null or d.event = f.event)"
+                " order by d.died_at desc, d.relay, d.event limit %s::bigint",
+                relay, event, limit,
+            )
+        ]  # fmt: skip
 
     # -- dead letters
 

@@ -138,6 +138,89 @@ class HistoryEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenedRelay:
+    """A relay, and whether it was just made."""
+
+    relay: str
+    policy: str
+    created: bool
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RelayEvent:
+    """
+    An expired hold that a relay is to deliver, under the lease ``token`` until ``lease_until``.
+
+    ``event`` names it within the relay, the same each time it is handed out; ``attempt`` counts from 1
+    how often it was.  ``payload`` is JSON text, None when no columns were asked for or the row has gone.
+    """
+
+    token: UUID
+    event: str
+    key: str
+    deadline: datetime
+    expired_at: datetime
+    state: str
+    attempt: int
+    lease_until: datetime
+    payload: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """What became of a delivery: events delivered, waiting for a retry, given up, and come back untried."""
+
+    delivered: int
+    retry: int
+    dead: int
+    returned: int
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatus:
+    """How a relay is doing; see the view ``pgreaper.relay_status``.  ``waiting`` is a floor when ``waiting_capped``."""
+
+    relay: str
+    policy: str
+    owner: str
+    waiting: int
+    waiting_capped: bool
+    oldest_waiting: timedelta | None
+    leased: int
+    retrying: int
+    dead: int
+    delivered: int
+    redelivered: int
+    refused: int
+    trouble: str | None
+    trouble_since: datetime | None
+    latency_p50: timedelta | None
+    latency_p99: timedelta | None
+    last_delivered_at: datetime | None
+    created_at: datetime
+    restarted_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadEvent:
+    """An event that was given up; see the view ``pgreaper.dead_events``."""
+
+    relay: str
+    policy: str
+    owner: str
+    event: str
+    key: str
+    deadline: datetime
+    expired_at: datetime
+    attempts: int
+    first_failed_at: datetime
+    died_at: datetime
+    error_class: str
+    replay_command: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A hold that was given up; see the view ``pgreaper.dead_letters``."""
 

@@ -15,6 +15,8 @@ LEAST: Final = {
     "reaper_preview": "worker", "reaper_claim": "worker", "reaper_expire": "worker", "reaper_fail": "worker",
     "reaper_renew": "worker", "reaper_release": "worker", "reaper_sweep": "worker", "reaper_next_due": "worker",
     "reaper_expire_keys": "worker",
+    "reaper_relay": "worker", "reaper_fetch": "worker", "reaper_ack": "worker", "reaper_keep": "worker",
+    "reaper_resend": "operator", "reaper_unrelay": "operator",
     "reaper_replay": "operator", "reaper_discard": "operator", "reaper_pause": "operator",
     "reaper_resume": "operator", "reaper_prune": "operator", "reaper_verify": "operator",
     "pgreaper.grants": "operator",

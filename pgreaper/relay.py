@@ -1,0 +1,768 @@
+"""
+The relay: fetch expired holds from the trail, send them to a queue, tell the database which were taken.
+
+Owns the loop, what a message looks like, and the judgement of what a queue answers: whose fault a refusal is, and
+when to try again.  Knows no broker (:mod:`pgreaper.queues` does) and decides nothing about an event's place, order
+or retries, which are SQL's (``reaper_fetch``, ``reaper_ack``).  The connection is :mod:`pgreaper.session`'s.
+
+No transaction is open while a queue works.  It is sent to in a thread; the main one has the connection and keeps the
+lease.  An event is delivered at least once: its idempotency key, which is the one that a handler gets for the same
+hold, stays the same over repetitions.
+"""
+
+import json
+import math
+import os
+import queue
+import random
+import select
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from pgreaper.api import unknown_policy
+from pgreaper.connection import Address, worker_name
+from pgreaper.errors import (
+    DatabaseBusy,
+    DatabaseUnavailable,
+    InvalidInput,
+    LeaseLost,
+    QueryCancelled,
+    ReaperError,
+    UnknownPolicy,
+)
+from pgreaper.handlers import idempotency_key
+from pgreaper.logs import DEBUG, ERROR, EXAMPLES, INFO, WARNING, Event, Log
+from pgreaper.queues import Message, Refusal, Sent, Sink
+from pgreaper.session import REPORT_EVERY, Session, Stop, Stopped, backoff
+from pgreaper.text import count, duration, plural, visible
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from pgreaper.records import RelayEvent
+
+# A queue has so many seconds for a batch; what it has not answered then is sent again.
+_SEND_TIMEOUT: Final = 60.0
+# A send that takes longer keeps a signal and the lease waiting: the next ones are smaller.
+_LONG_SEND: Final = 5.0
+# A renewal that did not come about is tried again after that many seconds.
+_KEEP_AGAIN: Final = 0.05
+# After an event the next look comes so soon; each that finds nothing doubles it, up to the poll.
+_FIRST_LOOK: Final = 0.02
+# Trouble of the queue: the first pause, and the longest.
+_TROUBLE_FIRST: Final = 0.5
+_TROUBLE_CAP: Final = 30.0
+# While there is trouble a batch is a probe of at most so many events; not of one, which might be the only bad one.
+_PROBE: Final = 50
+# So many refusals for good in a row, with nothing taken between, speak of the queue and not of the events.
+SAME: Final = 8
+# So many batches of one event in a row that were refused for now, with nothing taken between, do too.
+_LONELY: Final = 3
+# A database that refuses a call: the first pause, and the longest.
+_FAILED_FIRST: Final = 1.0
+_FAILED_CAP: Final = 60.0
+# So many different reasons for refusals are told in a minute.
+_TOLD_REASONS: Final = 20
+_CONTENT_TYPE: Final = "application/json"
+# A queue may ask for at most so many seconds of rest.
+_LONGEST_REST: Final = 3600.0
+
+
+class SinkTrouble(ReaperError):
+    """The queue cannot be reached or takes nothing: nothing is lost, try later."""
+
+    exit_code = 75
+    code = "queue-unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """
+    What a relay is asked to do; lengths of time in seconds, None: no limit.
+
+    ``name`` is the relay's, by default the policy's.  ``backfill`` begins a new one at the oldest row of the trail.
+    ``poll`` is the longest sleep while there is nothing; ``lease`` is how long a batch is nobody else's.
+    """
+
+    policy: str
+    name: str | None = None
+    backfill: bool = False
+    payload: Sequence[str] = ()
+    batch: int = 500
+    once: bool = False
+    poll: float = 0.2
+    lease: float = 60.0
+    max_seconds: float | None = None
+    shutdown_timeout: float = 20.0
+    every_batch: bool = False
+
+
+@dataclass(slots=True)
+class RelayRun:
+    """
+    What a run did, in events.
+
+    ``delivered`` were confirmed; ``retried`` refused for now, ``dead`` for good; ``returned`` came back untried
+    because of trouble or a signal, ``lost`` are with another process.  ``unconfirmed`` were sent and not answered: they
+    are sent again, and a consumer may see them twice.  ``ended`` is ``drained``, ``max-seconds``, ``signal``,
+    ``trouble`` (of the queue), ``unavailable`` or ``failed``.
+    """
+
+    worker: str
+    policy: str
+    to: str
+    relay: str = ""
+    created: bool = False
+    batches: int = 0
+    delivered: int = 0
+    retried: int = 0
+    dead: int = 0
+    returned: int = 0
+    unconfirmed: int = 0
+    lost: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    troubles: int = 0
+    ended: str = "drained"
+    seconds: float = 0.0
+    reconnects: int = 0
+    trouble: ReaperError | None = None
+    signal: int | None = None
+    forced: bool = False
+    left_with: int | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 all went well, 1 events were given up, 75 the queue or the database did, 128 + n two signals."""
+        if self.left_with is not None:
+            return self.left_with
+        if self.forced and self.signal is not None:
+            return 128 + self.signal
+        if self.ended == "signal":
+            return 0
+        if self.trouble is not None:
+            return self.trouble.exit_code
+        return 1 if self.dead else 0
+
+
+def message(policy: str, event: "RelayEvent", *, payload: bool) -> Message:
+    """
+    An event as a queue gets it: JSON in UTF-8.
+
+    Timestamps are ISO 8601 in UTC with microseconds.  ``payload`` is there when columns were asked for, and null when
+    the row has gone.
+    """
+    identity = idempotency_key(policy, event.key, event.deadline)
+    body = {
+        "policy": policy,
+        "key": event.key,
+        "deadline": _instant(event.deadline),
+        "expired_at": _instant(event.expired_at),
+        "state": event.state,
+        "idempotency_key": identity,
+    }
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    if payload:
+        # As the server wrote it: no number loses a digit.
+        text = f'{text[:-1]},"payload":{event.payload or "null"}}}'
+    return Message(text.encode(), event.key, identity, {"content-type": _CONTENT_TYPE, "policy": policy})
+
+
+def _instant(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+# -- judging what a queue answers
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """
+    What is told to the database about a batch, by positions.
+
+    What is neither ``confirmed`` nor ``refused`` goes back and is charged to nobody.  ``trouble`` is the kind of the
+    queue's trouble, ``retry_after`` the seconds for which the queue asked.
+    """
+
+    confirmed: frozenset[int]
+    refused: Mapping[int, Refusal]
+    trouble: str | None = None
+    retry_after: float = 0.0
+
+
+class Judge:
+    """
+    Tells an event that a queue refuses from a queue that refuses everything.
+
+    As soon as a batch has one event that was taken, each refusal is its event's own.  Where nothing was taken: what was
+    refused for now is not charged, unless an event was alone and that is new; of what was refused for good the
+    first few are charged, and from then on one a batch, so that bad events come to their end and a wrong address
+    does not cost thousands.
+    """
+
+    def __init__(self) -> None:
+        self._lonely = 0
+        self._same = 0
+        self._suspects = False
+
+    def judge(self, sent: Sent, size: int) -> Verdict:
+        """What a batch of ``size`` events came to."""
+        answered = len(sent.confirmed) + len(sent.refused)
+        trouble = sent.trouble or (None if answered == size else "Unconfirmed")
+        after = min(max((r.retry_after or 0.0 for r in sent.refused.values()), default=0.0), _LONGEST_REST)
+        if sent.confirmed:
+            self._lonely = self._same = 0
+            self._suspects = False
+            return Verdict(sent.confirmed, sent.refused, trouble, after if trouble else 0.0)
+        charged: dict[int, Refusal] = {}
+        spared: Refusal | None = None
+        for position, refusal in sorted(sent.refused.items()):
+            if self._charges(refusal, alone=size == 1):
+                charged[position] = refusal
+            else:
+                spared = spared or refusal
+        self._suspects = self._same >= SAME
+        if trouble is None and spared is not None:
+            trouble = spared.error_class
+        return Verdict(frozenset(), charged, trouble, after if trouble else 0.0)
+
+    def _charges(self, refusal: Refusal, *, alone: bool) -> bool:
+        if refusal.transient:
+            self._lonely += alone
+            return alone and self._lonely < _LONELY
+        self._same += 1
+        # A batch that begins under suspicion charges one event.
+        suspect, self._suspects = self._suspects, False
+        return self._same <= SAME or suspect
+
+
+# -- sending
+
+
+class _Sender:
+    """
+    Sends in a thread of its own, one batch after another.
+
+    The thread is a daemon: a queue that hangs does not keep the process.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._jobs: queue.SimpleQueue[tuple[Sequence[Message], float] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Sent | BaseException] = queue.SimpleQueue()
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        self._thread: threading.Thread | None = None
+        self.is_sending = False
+
+    def start(self, messages: Sequence[Message], timeout: float) -> None:
+        """Begin to send.  Nothing else may be under way."""
+        assert not self.is_sending  # noqa: S101
+        self.is_sending = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="relay-sends", daemon=True)
+            self._thread.start()
+        self._jobs.put((messages, timeout))
+
+    def answer(self) -> Sent | None:
+        """The answer, once it is there.  Raises what the sink raised."""
+        try:
+            answer = self._answers.get_nowait()
+        except queue.Empty:
+            return None
+        self.is_sending = False
+        with suppress(BlockingIOError):
+            os.read(self._reader, 1)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def wait(self, seconds: float, *others: int) -> None:
+        """Sleep until the answer is there, one of the other file descriptors is readable, or so long."""
+        select.select([self._reader, *others], [], [], max(seconds, 0.0))
+
+    def close(self) -> None:
+        """Let the thread end, and close the sink; not while it sends."""
+        if self.is_sending:
+            return
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(1.0)
+        self._sink.close()
+        os.close(self._writer)
+        os.close(self._reader)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            answer: Sent | BaseException
+            try:
+                answer = self._sink.send(job[0], timeout=job[1])
+            except BaseException as raised:  # noqa: BLE001  the main thread gets it
+                answer = raised
+            self._answers.put(answer)
+            os.write(self._writer, b"x")
+
+
+# -- the run
+
+
+class Relay:
+    """
+    One run.  Create it, call :meth:`run` once.
+
+    ``log`` receives the events (:mod:`pgreaper.logs`); ``on_leave`` what was done so far, from another thread, when the
+    process must be left because the main one hangs.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        sink: Sink,
+        settings: Settings,
+        *,
+        log: Log,
+        on_leave: Callable[[RelayRun], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.result = RelayRun(worker_name(), settings.policy, sink.name)
+        self._log = log
+        self._on_leave = on_leave
+        self._stop = Stop(settings.shutdown_timeout, log, lambda: None, self._leave)
+        self._session = Session(
+            address,
+            name=self.result.worker,
+            log=log,
+            stop=self._stop,
+            stays=not settings.once,
+            # A daemon is back within some seconds of the database's return, however short its own poll is.
+            poll=max(settings.poll, 5.0),
+        )
+        self._sender = _Sender(sink)
+        self._judge = Judge()
+        self._batch = settings.batch
+        self._look_after = _FIRST_LOOK
+        self._troubles = 0
+        self._trouble_said = ("", 0.0)
+        self._failures = 0
+        self._failure_said = ("", 0.0)
+        self._told: dict[str, float] = {}
+        self._untold: Counter[str] = Counter()
+        self._started = self._reported_at = 0.0
+        self._reported: Counter[str] = Counter()
+
+    def run(self) -> RelayRun:
+        """
+        Do what the settings say.  Raises what concerns the run as a whole before it began: DatabaseUnavailable,
+        NotInstalled, VersionMismatch, UnknownPolicy, InvalidInput; and BrokenPipeError when nobody reads stdout.
+        """
+        self._started = self._reported_at = time.monotonic()
+        with self._stop.listening():
+            try:
+                self._begin()
+                try:
+                    self._loop()
+                except SinkTrouble as trouble:
+                    self.result.trouble, self.result.ended = trouble, "trouble"
+                except ReaperError as trouble:
+                    self.result.trouble = trouble
+                    self.result.ended = "unavailable" if isinstance(trouble, DatabaseUnavailable) else "failed"
+            except Stopped:
+                self.result.ended = "signal"
+            finally:
+                self._session.close()
+                self._sender.close()
+        self.result.signal, self.result.forced = self._stop.signal, self._stop.forced
+        self._log(self._stopped())
+        return self.result
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether a send was given up: its thread may still run."""
+        return self._sender.is_sending
+
+    def _stopped(self) -> Event:
+        """The end of the run, for machines: people read it on stdout."""
+        result = self.result
+        result.seconds = time.monotonic() - self._started
+        result.reconnects = self._session.reconnects
+        trouble = result.trouble
+        return Event(
+            "relay.stopped",
+            level=ERROR if result.exit_code else INFO,
+            policy=result.policy,
+            outcome=result.ended,
+            counts={**self._counts(), "exit_code": result.exit_code, "reconnects": result.reconnects},
+            seconds=result.seconds,
+            code=trouble.code if trouble else None,
+            sqlstate=trouble.sqlstate if trouble else None,
+            hint=trouble.hint if trouble else None,
+        )
+
+    def _counts(self) -> Counter[str]:
+        r = self.result
+        return Counter(delivered=r.delivered, retry=r.retried, dead=r.dead, returned=r.returned, lost=r.lost)
+
+    def _leave(self, code: int) -> NoReturn:
+        """Leave the process from a thread that is not the main one, which hangs in a call."""
+        self.result.ended, self.result.signal = "signal", self._stop.signal
+        self.result.left_with = code
+        try:
+            self._log(self._stopped())
+            if self._on_leave is not None:
+                self._on_leave(self.result)
+        finally:
+            os._exit(code)
+
+    def _begin(self) -> None:
+        s = self.settings
+        self._session.connect(first=True)
+        try:
+            opened = self._session.retrying(lambda r: r.relay(s.policy, relay=s.name, backfill=s.backfill))
+        except UnknownPolicy:
+            raise unknown_policy(s.policy, list(self._session.retrying(lambda r: r.batches()))) from None
+        if s.payload and (missing := self._session.retrying(lambda r: r.missing_columns(s.policy, s.payload))):
+            raise InvalidInput(
+                f"the target of policy {visible(s.policy)} has no column {', '.join(map(visible, missing))}",
+                hint="--payload names columns of the target, as they are called in the database.",
+            )
+        self.result.relay, self.result.created = opened.relay, opened.created
+        text = "" if s.once else f"relay {visible(opened.relay)} is up: policy {visible(s.policy)}, to {self._to}"
+        if opened.created:
+            since = "the oldest of the trail" if s.backfill else "what expires from now on"
+            text = f"relay {visible(opened.relay)} of policy {visible(s.policy)} is new: it begins with {since}"
+        self._log(Event("relay.started", text, policy=s.policy))
+
+    @property
+    def _to(self) -> str:
+        return visible(self.result.to, 200)
+
+    def _loop(self) -> None:
+        while not self._over():
+            began = time.monotonic()
+            try:
+                events = self._fetch()
+                if events:
+                    self._deliver(events, began)
+                self._fine()
+            except (SinkTrouble, UnknownPolicy):
+                raise  # The relay was removed meanwhile.
+            except ReaperError as error:
+                if self._session.is_lost(error):
+                    self._session.reconnect(error)
+                elif self._stop.requested:
+                    raise Stopped from None  # We cancelled it ourselves.
+                else:
+                    self._failed(error)
+                continue
+            if events:
+                self._look_after = _FIRST_LOOK
+            elif self.settings.once:
+                return
+            else:
+                self._rest()
+
+    def _over(self) -> bool:
+        """Whether the run ends here, and why."""
+        limit = self.settings.max_seconds
+        if self._stop.requested:
+            self.result.ended = "signal"
+        elif limit is not None and time.monotonic() - self._started >= limit:
+            self.result.ended = "max-seconds"
+        else:
+            return False
+        return True
+
+    # -- waiting
+
+    def _rest(self) -> None:
+        """Nothing is there: sleep, each time longer, up to the poll; a fleet does not go in step."""
+        self._report()
+        self._sleep(self._look_after * (0.75 + 0.5 * random.random()))  # noqa: S311
+        self._look_after = min(2 * self._look_after, self.settings.poll)
+
+    def _sleep(self, seconds: float) -> None:
+        limit = self.settings.max_seconds
+        if limit is not None:
+            seconds = min(seconds, self._started + limit - time.monotonic())
+        self._stop.wait(seconds)
+
+    def _fine(self) -> None:
+        """The database answered as it should."""
+        if self._failures:
+            text = f"relay {visible(self.result.relay)} works again, after {plural(self._failures, 'failure')} in a row"
+            self._log(Event("relay.works-again", text, policy=self.result.policy, counts={"failures": self._failures}))
+            self._failures = 0
+        self._session.works()
+
+    def _failed(self, error: ReaperError) -> None:
+        """A call failed, and not for the connection: a daemon waits, each time longer, and tries again."""
+        self._session.require_fit(error)
+        if self.settings.once:
+            raise error
+        self._failures += 1
+        seconds = backoff(self._failures, first=_FAILED_FIRST, cap=_FAILED_CAP)
+        said, at = self._failure_said
+        now = time.monotonic()
+        if error.message != said or now - at >= REPORT_EVERY:
+            self._failure_said = (error.message, now)
+            self._log(
+                Event(
+                    "relay.failed",
+                    f"relay {visible(self.result.relay)}: {error.message}; trying again in {duration(seconds)}",
+                    WARNING if isinstance(error, DatabaseBusy) else ERROR,
+                    policy=self.result.policy,
+                    seconds=seconds,
+                    code=error.code,
+                    sqlstate=error.sqlstate,
+                    hint=error.hint,
+                )
+            )
+        self._sleep(seconds)
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now - self._reported_at < REPORT_EVERY:
+            return
+        news = self._counts() - self._reported
+        if news:
+            seconds = now - self._reported_at
+            done = ", ".join(f"{count(n)} {_IN_WORDS[what]}" for what, n in news.items())
+            text = f"relay {visible(self.result.relay)}: {done} in the last {duration(seconds)}"
+            self._log(Event("relay.report", text, policy=self.result.policy, counts=dict(news), seconds=seconds))
+        self._reported_at, self._reported = now, self._counts()
+
+    # -- one batch
+
+    def _fetch(self) -> "list[RelayEvent]":
+        s = self.settings
+        return self._session.patiently(
+            lambda r: r.fetch(
+                self.result.relay,
+                batch=self._batch,
+                worker=self.result.worker,
+                lease=timedelta(seconds=s.lease),
+                payload=s.payload,
+            )
+        )
+
+    def _deliver(self, events: "list[RelayEvent]", began: float) -> None:
+        """Send a leased batch and tell the database what became of it.  Raises SinkTrouble in a run that ends."""
+        token = events[0].token
+        self.result.batches += 1
+        if self._stop.requested:
+            self._tell(token, events, Verdict(frozenset(), {}))
+            return
+        payload = bool(self.settings.payload)
+        self._sender.start([message(self.result.policy, e, payload=payload) for e in events], _SEND_TIMEOUT)
+        sending = time.monotonic()
+        try:
+            sent = self._await(token, began)
+        except Exception:
+            # Nobody reads stdout any more, or a bug: what was sent is not known.
+            self._tell(token, events, Verdict(frozenset(), {}))
+            raise
+        took = time.monotonic() - sending
+        answered = 0 if sent is None else len(sent.confirmed) + len(sent.refused)
+        self.result.unconfirmed += len(events) - answered
+        verdict = self._judge.judge(sent, len(events)) if sent is not None else Verdict(frozenset(), {})
+        self._tell(token, events, verdict)
+        self._did(token, events, verdict, took)
+        self._pace(len(events), took, troubled=verdict.trouble is not None)
+        if verdict.trouble is not None:
+            self._trouble(verdict)
+        elif self._troubles and verdict.confirmed:
+            text = f"relay {visible(self.result.relay)}: {self._to} takes events again"
+            self._log(Event("relay.takes-again", text, policy=self.result.policy, counts={"troubles": self._troubles}))
+            self._troubles = 0
+
+    def _await(self, token: "UUID", began: float) -> Sent | None:
+        """Wait for the queue's answer, and keep the lease meanwhile.  None: a signal came, and the time is over."""
+        lease = self.settings.lease
+        keep_at = began + lease / 3
+        while (sent := self._sender.answer()) is None:
+            now = time.monotonic()
+            if now >= keep_at:
+                keep_at = self._keep(token)
+                continue
+            stop = self._stop
+            if stop.requested:
+                if stop.forced or stop.patience <= 0:
+                    return None
+                # Its descriptor stays readable, and a second signal must be seen soon.
+                self._sender.wait(min(keep_at - now, 0.05))
+            else:
+                self._sender.wait(keep_at - now, stop.fileno())
+        return sent
+
+    def _keep(self, token: "UUID") -> float:
+        """Prolong the lease.  When to do so again; a lease that is lost, or cannot be told, is found out at the end."""
+        began = time.monotonic()
+        lease = timedelta(seconds=self.settings.lease)
+        try:
+            self._session.call(lambda r: r.keep(token, lease=lease))
+        except LeaseLost:
+            return math.inf
+        except (DatabaseBusy, QueryCancelled):
+            return time.monotonic() + _KEEP_AGAIN
+        except ReaperError as trouble:
+            if not self._session.is_lost(trouble):
+                return math.inf
+            with suppress(Stopped):
+                self._session.reconnect(trouble)
+            return time.monotonic() + (_KEEP_AGAIN if not self._stop.requested else math.inf)
+        return began + self.settings.lease / 3
+
+    def _tell(self, token: "UUID", events: "list[RelayEvent]", verdict: Verdict) -> None:
+        """Acknowledge, through deadlocks and a lost connection: asking again is answered."""
+        refused = sorted(verdict.refused.items())
+        delivered = None
+        if len(verdict.confirmed) + len(refused) < len(events):
+            delivered = [events[position].event for position in sorted(verdict.confirmed)]
+        while True:
+            try:
+                acknowledged = self._session.patiently(
+                    lambda r: r.ack(
+                        token,
+                        delivered=delivered,
+                        refused=[events[position].event for position, _ in refused],
+                        error_classes=[refusal.error_class for _, refusal in refused],
+                        transient=[refusal.transient for _, refusal in refused],
+                        retry_in=[
+                            None if refusal.retry_after is None else timedelta(seconds=refusal.retry_after)
+                            for _, refusal in refused
+                        ],
+                        trouble=verdict.trouble,
+                    )
+                )
+            except LeaseLost as error:
+                self._lost(token, len(events), error)
+                return
+            except ReaperError as trouble:
+                if not self._session.is_lost(trouble):
+                    raise
+                self._session.reconnect(trouble)
+            else:
+                break
+        self.result.delivered += acknowledged.delivered
+        self.result.retried += acknowledged.retry
+        self.result.dead += acknowledged.dead
+        self.result.returned += acknowledged.returned
+        self._explain(token, events, verdict)
+
+    def _lost(self, token: "UUID", events: int, error: LeaseLost) -> None:
+        self.result.lost += events
+        text = f"relay {visible(self.result.relay)}: the lease of {plural(events, 'event')} was taken over"
+        self._log(
+            Event(
+                "relay.lease-lost",
+                f"{text}: another process sends them, some perhaps a second time",
+                WARNING,
+                policy=self.result.policy,
+                token=token,
+                counts={"events": events},
+                sqlstate=error.sqlstate,
+            )
+        )
+
+    def _explain(self, token: "UUID", events: "list[RelayEvent]", verdict: Verdict) -> None:
+        """Events were refused: say why, each reason once in a while."""
+        reasons: dict[tuple[str, bool], list[int]] = {}
+        for position, refusal in sorted(verdict.refused.items()):
+            reasons.setdefault((refusal.error_class, refusal.transient), []).append(position)
+            self.result.reasons[refusal.error_class] += 1
+        now = time.monotonic()
+        self._told = {what: at for what, at in self._told.items() if now - at < REPORT_EVERY}
+        for (error_class, transient), positions in reasons.items():
+            end = "to be tried again" if transient else "given up: `pgreaper relays dead` lists them"
+            what = f"{error_class}, {end}"
+            self._untold[what] += len(positions)
+            if what in self._told or len(self._told) >= _TOLD_REASONS:
+                continue
+            self._told[what] = now
+            refused = self._untold.pop(what)
+            text = f"relay {visible(self.result.relay)}: {plural(refused, 'event')} refused with {error_class}, {end}"
+            self._log(
+                Event(
+                    "relay.refused",
+                    text,
+                    WARNING if transient else ERROR,
+                    policy=self.result.policy,
+                    token=token,
+                    keys=[events[position].key for position in positions[:EXAMPLES]],
+                    error_class=error_class,
+                    counts={"events": refused},
+                )
+            )
+
+    def _did(self, token: "UUID", events: "list[RelayEvent]", verdict: Verdict, seconds: float) -> None:
+        """A batch, for whoever wants to hear of each."""
+        if self.settings.every_batch:
+            confirmed, refused = len(verdict.confirmed), len(verdict.refused)
+            text = f"batch of {plural(len(events), 'event')}: {count(confirmed)} confirmed, {count(refused)} refused"
+            counts = {"events": len(events), "confirmed": confirmed, "refused": refused}
+            self._log(
+                Event(
+                    "relay.batch",
+                    f"relay {visible(self.result.relay)}: {text}; {duration(seconds)}",
+                    DEBUG,
+                    policy=self.result.policy,
+                    token=token,
+                    counts=counts,
+                    seconds=seconds,
+                )
+            )
+
+    def _pace(self, events: int, seconds: float, *, troubled: bool) -> None:
+        """Aim for sends of some seconds; probe while there is trouble, then double."""
+        full = self.settings.batch
+        if troubled:
+            self._batch = min(full, _PROBE)
+        elif seconds > _LONG_SEND:
+            self._batch = max(1, int(events * _LONG_SEND / seconds))
+        elif seconds < _LONG_SEND / 2:
+            self._batch = min(full, 2 * self._batch)
+
+    def _trouble(self, verdict: Verdict) -> None:
+        """The queue is away or takes nothing: back off, with one line a step; in a long outage one a minute."""
+        error_class = verdict.trouble or ""
+        self.result.troubles += 1
+        self._troubles += 1
+        if self._stop.requested:
+            return
+        if self.settings.once:
+            raise SinkTrouble(
+                f"{self._to} does not take events now: {error_class}",
+                hint="Nothing is lost: the next run sends what was not confirmed.",
+            )
+        seconds = max(backoff(self._troubles, first=_TROUBLE_FIRST, cap=_TROUBLE_CAP), verdict.retry_after)
+        said, at = self._trouble_said
+        now = time.monotonic()
+        grows = _TROUBLE_FIRST * 2.0 ** min(self._troubles - 2, 40) < _TROUBLE_CAP
+        if grows or error_class != said or now - at >= REPORT_EVERY:
+            self._trouble_said = (error_class, now)
+            self._log(
+                Event(
+                    "relay.trouble",
+                    f"relay {visible(self.result.relay)}: {self._to} does not take events: {error_class};"
+                    f" trying again in {duration(seconds)}",
+                    WARNING,
+                    policy=self.result.policy,
+                    error_class=error_class,
+                    seconds=seconds,
+                )
+            )
+        self._sleep(seconds)
+
+
+_IN_WORDS: Final = {
+    "delivered": "delivered",
+    "retry": "refused, to be tried again",
+    "dead": "given up",
+    "returned": "came back untried",
+    "lost": "left to another process",
+}
