@@ -618,9 +618,9 @@ class Worker:
             return False
 
         run.outcomes.update(outcomes)
-        self._did(turn, batch, outcomes, time.monotonic() - began)
         if outcomes[RETRY] + outcomes[DEAD_LETTER] > 0:
-            self._explain(turn, run, batch)
+            self._explain(turn, run, batch, outcomes)
+        self._did(turn, batch, outcomes, time.monotonic() - began)
         if outcomes[EXPIRED] > 0:
             turn.too_slow = 0
         elif turn.too_slow >= _SAME:
@@ -727,9 +727,9 @@ class Worker:
         run.released += report.released
         run.lost += report.lost
         run.skipped += report.skipped.total()
-        self._did(turn, batch, report.outcomes, time.monotonic() - began)
         if report.outcomes[RETRY] + report.outcomes[DEAD_LETTER] > 0:
-            self._explain(turn, run, batch, apart=report.skipped)
+            self._explain(turn, run, batch, report.outcomes, apart=report.skipped)
+        self._did(turn, batch, report.outcomes, time.monotonic() - began)
         if report.exits and turn.may_tell("exit"):
             self._tell_of_exits(turn, report.exits)
         if report.interrupted:
@@ -929,13 +929,24 @@ class Worker:
             who, hint="Rows that are locked are skipped, a table cannot be.", sqlstate="55P03", original=error.original
         )
 
-    def _explain(self, turn: _Turn, run: PolicyRun, batch: Batch, apart: Container[str] = ()) -> None:
+    def _explain(
+        self, turn: _Turn, run: PolicyRun, batch: Batch, outcomes: Counter[str], apart: Container[str] = ()
+    ) -> None:
         """Holds failed: say why, each reason once in a run and, in a daemon, once in a while."""
         try:
             failures = self._session.patiently(lambda r: r.failures(batch.token))
-            suspended = {} if failures else self._session.patiently(lambda r: r.suspended([turn.policy]))
+            charged = sum(f.holds for f in failures if f.outcome == RETRY and f.error_class not in apart)
+            suspended = {}
+            if charged < outcomes[RETRY]:
+                suspended = self._session.patiently(lambda r: r.suspended([turn.policy]))
         except ReaperError:
             return  # The books have it; the count is in the outcomes.
+        if suspended:
+            # Nobody was charged for these: they are as they were.
+            spared = Counter({RETRY: outcomes[RETRY] - charged})
+            outcomes -= spared
+            run.outcomes -= spared
+            run.released += spared.total()
         for f in failures:
             if not self.settings.daemon:
                 turn.tried.update(f.keys)

@@ -625,6 +625,7 @@ def test_a_transition_that_fails_for_all_stops_the_calls(db, connect, holds, wor
     assert run.exit_code == 1
     assert run.policies["holds"].suspended
     assert any("is suspended" in line and "23514" in line for line in lines)
+    assert not run.outcomes, "charged to nobody, so no retry"
     assert len(seen.calls) <= 32
     assert one(db, "select count(*) from pgreaper.dead_letters") == 0
 

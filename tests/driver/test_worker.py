@@ -173,6 +173,9 @@ def test_a_broken_policy_is_reported_and_the_others_go_on(db, holds, work):
     assert run.exit_code == 1
     assert run.policies["other"].outcomes[EXPIRED] == 50
     assert run.policies["holds"].suspended is not None
+    assert (run.policies["holds"].outcomes, run.policies["holds"].released) == ({}, 50), (
+        "charged to nobody, so no retry"
+    )
     assert active_claims(db) == 0
     assert set(holds.states().values()) == {"held"}
     (line,) = lines
