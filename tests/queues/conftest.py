@@ -20,6 +20,8 @@ import pytest
 
 from pgreaper.queues import Message
 from tests.queues.broker import SERVER, Broker, wait_until
+from tests.queues.endpoint import Endpoint
+from tests.queues.kafka_cluster import kafka as kafka
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -179,3 +181,10 @@ def message(number: int | str, *, key: str | None = None, body: bytes | None = N
 
 def messages(n: int, start: int = 0) -> list[Message]:
     return [message(i) for i in range(start, start + n)]
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    """An HTTP server that answers as it is told."""
+    with Endpoint() as endpoint:
+        yield endpoint
