@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import tempfile
 import time
 from contextlib import ExitStack
@@ -44,6 +45,12 @@ SQL = Path(__file__).parent.parent / "sql"
 for name in list(os.environ):
     if re.fullmatch(r"PG(?!REAPER_).*|(PGREAPER_)?DATABASE_URL", name):
         del os.environ[name]
+
+# Whoever runs the tests under nohup, or behind a script's `&`, ignores signals, and every program that the tests
+# start would inherit that.  A handler is not inherited, so they begin as usual, and this process still ignores them.
+for ignored in (signal.SIGHUP, signal.SIGINT):
+    if signal.getsignal(ignored) == signal.SIG_IGN:
+        signal.signal(ignored, lambda *_: None)
 
 # Temporary folders, and so the servers, live in memory where it is large enough and programs may run from it
 # (containers often have 64 MB): to clone a database takes 0.04 s there and up to 0.5 s on a busy disk.
@@ -92,7 +99,9 @@ def server() -> Iterator[Server]:
         )
         return
     # Speed only: what these settings give away is lost when the machine crashes, and this data is thrown away.
-    with Cluster(settings={"fsync": False, "full_page_writes": False, "max_wal_size": "256MB"}) as started:
+    settings: dict[str, str | int | bool] = {"fsync": False, "full_page_writes": False, "max_wal_size": "256MB"}
+    # Autovacuum is on, as doctor wants it, and never comes: it takes transaction ids that tests count.
+    with Cluster(settings=settings | {"autovacuum_naptime": "1d"}) as started:
         yield Server(host=started.host, port=started.port, user=started.superuser)
 
 

@@ -251,7 +251,8 @@ def test_a_killed_server_leaves_no_shared_memory():
         segment = (cluster.data_dir / "postmaster.pid").read_text().splitlines()[6].split()[1]
         assert segment in segments()
         cluster.kill()
-    assert segment not in segments()
+    # It goes with the last of the killed server's processes, which are about to notice.
+    assert eventually(lambda: segment not in segments())
 
 
 def test_restart_keeps_the_data():
