@@ -673,7 +673,7 @@ class Listener:
             self.result.rejected[reason] += self._hand.reject(message, reason)
         if messages and (number := self._told.news(reason, len(messages))):
             text = f"{plural(number, 'message')} rejected: {_REASONS[reason]}"
-            hint = "The queue delivers them again, and keeps them apart where it has a dead-letter queue."
+            hint = _REJECTED if len(self.result.rejected) == 1 else None
             self._log(
                 Event("queue.rejected", text, WARNING, counts={"messages": number}, error_class=reason, hint=hint)
             )
@@ -729,6 +729,7 @@ class Listener:
         return self.result.policies.setdefault(policy, PolicyRun(policy))
 
 
+_REJECTED: Final = "The queue keeps them apart where it has a dead-letter queue; it may deliver them again before that."
 _REASONS: Final = {
     "Malformed": 'not of the form {"policy": "…", "key": "…"}',
     "UnknownPolicy": "of a policy that is not registered, or not accepted here",

@@ -138,7 +138,8 @@ def _tell(run: Run) -> None:
         if run.put_off:
             parts.append(f"{count(run.put_off)} put off")
         if run.rejected:
-            parts.append(f"{count(run.rejected.total())} rejected")
+            why = ", ".join(f"{count(n)} {reason}" for reason, n in run.rejected.items())
+            parts.append(f"{count(run.rejected.total())} rejected ({why})")
         click.echo(", ".join(parts))
     elif sys.stdout.isatty() and run.trouble is None:
         click.echo("no message came")
