@@ -22,6 +22,9 @@ set local search_path = pg_catalog, pg_temp;
 \ir tables/events.sql
 \ir tables/totals.sql
 \ir tables/grants.sql
+\ir tables/relays.sql
+\ir tables/deliveries.sql
+\ir tables/undelivered.sql
 
 -- What functions return.
 \ir types/leased_hold.sql
@@ -34,6 +37,9 @@ set local search_path = pg_catalog, pg_temp;
 \ir types/verification.sql
 \ir types/granted.sql
 \ir types/pruned.sql
+\ir types/opened_relay.sql
+\ir types/leased_event.sql
+\ir types/acknowledged.sql
 \ir types/_batch.sql
 \ir types/_step.sql
 \ir types/_target.sql
@@ -143,6 +149,30 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/_shell_quoted.sql
 \ir views/dead_letters.sql
 \ir views/retries.sql
+
+-- Events out.
+\ir functions/_event_name.sql
+\ir functions/_event_number.sql
+\ir functions/_spans.sql
+\ir functions/_relay.sql
+\ir functions/_leased_events.sql
+\ir functions/_trail_writers.sql
+\ir functions/_last_transition.sql
+\ir functions/_gaps.sql
+\ir functions/_free_events.sql
+\ir functions/_next_events.sql
+\ir functions/_has_events.sql
+\ir functions/_refuse_events.sql
+\ir functions/_promote.sql
+\ir functions/reaper_relay.sql
+\ir functions/reaper_unrelay.sql
+\ir functions/reaper_fetch.sql
+\ir functions/reaper_ack.sql
+\ir functions/reaper_keep.sql
+\ir functions/reaper_resend.sql
+\ir functions/_relay_status.sql
+\ir views/relay_status.sql
+\ir views/dead_events.sql
 
 -- Seeing it.
 \ir views/history.sql

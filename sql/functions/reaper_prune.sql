@@ -3,7 +3,8 @@
 -- Separate from expiry on purpose: expiring must not wait for housekeeping.  A call removes at
 -- most `max_rows` rows of each kind, the oldest first, so it is a short transaction; call it
 -- again while `more` says so.  Counters are not touched: they were counted when it happened.
--- Retries and dead letters are work, not history: they stay until they are settled.
+-- Retries and dead letters are work, not history: they stay until they are settled.  So does a row of
+-- the trail that a relay has not delivered, or that tells of an event that was given up.
 --
 -- Promises
 --   * A claim goes before what happened under it: what is in the books adds up at any time.
@@ -61,7 +62,14 @@ begin
        select o.transition_id from pgreaper.transitions as o
         where o.policy_id = v_policy.policy_id and o.at < v_now - reaper_prune.keep
           and not exists (select from pgreaper.claims as c where c.token = o.token)
-        order by o.at limit reaper_prune.max_rows for update skip locked));
+          and not exists (
+            select from pgreaper.relays as r
+             where r.policy_id = o.policy_id
+               and (not r.settled @> int8range(o.transition_id << 20, (o.transition_id + 1) << 20)
+                    or exists (select from pgreaper.undelivered as u
+                                where u.relay_id = r.relay_id
+                                  and u.event >= o.transition_id << 20 and u.event < (o.transition_id + 1) << 20)))
+        order by o.at limit reaper_prune.max_rows for update of o skip locked));
     get diagnostics v_row.removed = row_count;
     v_row.more := v_row.removed = reaper_prune.max_rows;
     return next v_row;

@@ -136,6 +136,19 @@ def work_through(reaper: Reaper, core: Any, lay: Callable[..., None]) -> None:
     lay()
     keys = core.column("select id::text from shop.bookings where status = 'held'")
     assert "expired" in {c.outcome for c in reaper.expire_keys("p", keys)}
+    # Events out: one is refused, a lease lapses, the rest is delivered.
+    core.do("delete from pgreaper.relays", "delete from pgreaper.deliveries", "delete from pgreaper.undelivered")
+    connection = reaper.connection
+    connection.execute("select pgreaper.reaper_relay('p', backfill => true)")
+    fetch = "select token, event from pgreaper.reaper_fetch('p', payload => '{token}')"
+    token, event = connection.execute(fetch).fetchall()[0]
+    connection.execute("select pgreaper.reaper_keep(%s)", [token])
+    core.do("update pgreaper.deliveries set lease_until = now() - interval '1 h'")
+    token, event = connection.execute(fetch).fetchall()[0]
+    connection.execute("select pgreaper.reaper_ack(%s, refused => %s, error_classes => '{E}', transient => '{t}')",
+                       [token, [event]])  # fmt: skip
+    connection.execute("select * from pgreaper.relay_status")
+    connection.execute("select * from pgreaper.dead_events")
 
 
 def test_every_function_table_and_view_is_listed(core):
@@ -176,6 +189,9 @@ def test_c061_a_worker_does_all_its_work_with_exactly_these_rights(core, roles, 
         "select pgreaper.reaper_unregister('p')",
         "select pgreaper.reaper_replay('p')",
         "select pgreaper.reaper_discard('p', null, 'r')",
+        "select pgreaper.reaper_resend('p')",
+        "select pgreaper.reaper_unrelay('p')",
+        "delete from pgreaper.relays",
         "select pgreaper.reaper_pause('p')",
         "select pgreaper.reaper_resume('p')",
         "select pgreaper.reaper_prune()",
@@ -206,6 +222,9 @@ def test_an_operator_mends_and_does_not_register(core, roles, shop):
     assert operator.pause("p", reason="r")
     assert operator.resume("p")
     assert operator.verify("p")
+    core.do("update pgreaper.undelivered set not_before = 'infinity'")
+    assert operator.connection.execute("select pgreaper.reaper_resend('p')").fetchone() == (1,)
+    operator.connection.execute("select pgreaper.reaper_unrelay('p')")
     core.do("update pgreaper.claims set finished_at = now() - interval '100 days' where finished_at is not null",
             "update pgreaper.transitions set at = now() - interval '100 days'",
             "update pgreaper.events set at = now() - interval '100 days'")  # fmt: skip
@@ -610,6 +629,7 @@ def test_the_owner_of_a_table_gives_its_rights(core, roles, shop, capsys):
     worker = roles.create("worker")
     core.do(f"grant all on all tables in schema pgreaper to {keeper} with grant option",
             f"grant all on all routines in schema pgreaper to {keeper} with grant option",
+            f"grant all on all sequences in schema pgreaper to {keeper} with grant option",
             f"grant all on schema pgreaper to {keeper} with grant option",
             f"grant all on schema shop to {keeper} with grant option",
             f"grant all on shop.bookings to {keeper} with grant option")  # fmt: skip

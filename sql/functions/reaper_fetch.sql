@@ -1,0 +1,249 @@
+-- reaper_fetch: lease the next events of a relay to one of its processes.
+--
+-- An event is one hold that expired.  Its name (`event`) is the same each time it is handed out.  First come events
+-- whose lease lapsed, then retries whose time has come (half a batch at most, so that neither starves the other), then the
+-- trail, from the relay's place on.
+--
+-- The trail is read by what is settled and not by a position, so it does not matter in which order transactions
+-- commit: an id that is not there stays open until nobody can have it any more (_trail_writers).
+--
+-- Events whose lease lapsed again and again go in smaller batches, at last alone, and after twenty times
+-- one is given up: it may be what kills its process.
+--
+-- `payload` names columns of the target, read now; NULL where the row is gone.
+--
+-- Promises
+--   * Concurrent fetches share no event and no hold: what happens to one hold is handed out in order, the next one
+--     when the one before is settled.  Different holds do not wait for each other.
+--   * Nothing is skipped, whatever commits late or is rolled back, and however long other transactions last.
+--   * No row: there is nothing to deliver; then nothing is written and no transaction id is taken, except that the place
+--     moves on every few hundred rows that other policies append.
+--   * At most `batch` events, also of a row of the trail that has more.
+--   * Where the trail was emptied and counts from the start again, the relay begins again at its oldest row.
+--
+-- Raises
+--   RP002  no such relay.     RP004  not READ COMMITTED, or a read-only node.
+--   22023  a batch outside 1 to 10000, or a lease that is not positive.
+--   42703  the target has no such column.
+--   55P03  another process of the relay is at it for long; try again.
+create function pgreaper.reaper_fetch(
+  relay text,
+  batch integer default 500,
+  worker text default null,
+  lease interval default '1 minute',
+  payload text[] default '{}',
+  search_path text default pg_catalog.current_setting('search_path')
+)
+returns setof pgreaper.leased_event
+language plpgsql
+volatile
+security invoker
+set lock_timeout = '2s'
+set jit = off
+set search_path = pg_catalog, pg_temp
+as $function$
+declare
+  c_budget constant integer := 20;
+  v_relay pgreaper.relays := pgreaper._relay(reaper_fetch.relay);
+  v_now constant timestamptz := pgreaper._clock();
+  v_until timestamptz;
+  v_policy pgreaper.policies;
+  v_target pgreaper._target;
+  v_statement text;
+  v_last bigint;
+  v_writers text[];
+  v_left text[];
+  v_final bigint;
+  v_lapsed pgreaper.deliveries;
+  v_take integer;
+  v_rest bigint[];
+  v_leased record;
+  v_next record;
+  v_events bigint[] := '{}';
+  v_keys text[] := '{}';
+  v_attempt integer := 1;
+  v_token uuid;
+  v_attempts integer[];
+  v_deadlines timestamptz[];
+  v_ats timestamptz[];
+  v_states text[];
+begin
+  perform pgreaper._require_writable();
+  if (reaper_fetch.batch between 1 and 10000) is not true then
+    raise invalid_parameter_value
+      using message = format('batch must be between 1 and 10000, not %s', coalesce(reaper_fetch.batch::text, 'NULL')),
+            hint = 'Repeat the call for more; 500 is a good size.';
+  elsif (reaper_fetch.lease > interval '0') is not true then
+    raise invalid_parameter_value using message = format('a lease must be positive, not %s', coalesce(reaper_fetch.lease::text, 'NULL'));
+  end if;
+  v_until := v_now + least(reaper_fetch.lease, interval '1 year');
+
+  if not pgreaper._has_events(v_relay, v_now) then
+    return;
+  end if;
+
+  -- Before anything is leased: a column that is not there must not cost a lease.
+  if cardinality(reaper_fetch.payload) > 0 then
+    select p.* into strict v_policy from pgreaper.policies as p where p.policy_id = v_relay.policy_id;
+    v_policy.payload_columns := reaper_fetch.payload;
+    v_target := pgreaper._target(v_policy, reaper_fetch.search_path);
+  end if;
+
+  select r.* into v_relay from pgreaper.relays as r where r.relay_id = v_relay.relay_id for update;
+  if not found then
+    perform pgreaper._relay(reaper_fetch.relay);
+  end if;
+
+  v_last := pgreaper._last_transition();
+  if v_last < (upper(v_relay.settled) >> 20) - 1 then
+    delete from pgreaper.deliveries as d where d.relay_id = v_relay.relay_id;
+    delete from pgreaper.undelivered as u where u.relay_id = v_relay.relay_id;
+    v_relay.settled := int8multirange(int8range(null, 1 << 20));
+    v_relay.horizon := null;
+    v_relay.writers := null;
+    v_relay.restarted_at := v_now;
+  end if;
+
+  -- Leases that lapsed: the oldest.  A process that renews it just now has it locked.
+  select d.* into v_lapsed
+    from pgreaper.deliveries as d
+   where d.relay_id = v_relay.relay_id and d.finished_at is null and d.lease_until <= v_now
+   order by d.lease_until
+   limit 1
+     for update;
+  if found then
+    v_take := least(reaper_fetch.batch, case when v_lapsed.attempt = 1 then cardinality(v_lapsed.events)
+      else greatest(1, cardinality(v_lapsed.events) >> 3 * least(v_lapsed.attempt - 1, 10)) end);
+    v_attempt := v_lapsed.attempt + 1;
+    v_events := v_lapsed.events[:v_take];
+    v_keys := v_lapsed.keys[:v_take];
+    v_rest := v_lapsed.events[v_take + 1:];
+    if cardinality(v_rest) > 0 then
+      -- Whoever has the token loses these too.
+      update pgreaper.deliveries as d
+         set token = gen_random_uuid(), events = v_rest, keys = v_lapsed.keys[v_take + 1:], spans = pgreaper._spans(v_rest)
+       where d.token = v_lapsed.token;
+    else
+      delete from pgreaper.deliveries as d where d.token = v_lapsed.token;
+    end if;
+    if cardinality(v_lapsed.events) = 1 and v_lapsed.attempt >= c_budget then
+      perform pgreaper._refuse_events(v_relay.relay_id, v_now, v_events, v_keys, '{LeaseExpired}', '{f}', '{null}');
+      perform pgreaper._promote(v_relay.relay_id, v_now, v_keys);
+      v_relay.settled := v_relay.settled + pgreaper._spans(v_events);
+      v_relay.refused := v_relay.refused + 1;
+      v_events := '{}';
+      v_keys := '{}';
+    end if;
+    v_relay.redelivered := v_relay.redelivered + cardinality(v_events);
+  end if;
+
+  if cardinality(v_events) = 0 then
+    v_attempt := 1;
+    v_leased := pgreaper._leased_events(v_relay.relay_id);
+    -- One of a key; where two could go (one that was given up is tried again), the earlier.
+    select coalesce(array_agg(u.event order by u.not_before, u.event), '{}'), coalesce(array_agg(u.key order by u.not_before, u.event), '{}')
+      into v_events, v_keys
+      from (
+        select r.event, r.key, r.not_before
+          from pgreaper.undelivered as r
+         where r.relay_id = v_relay.relay_id
+           and r.not_before <= v_now
+           and not exists (select from unnest(v_leased.keys) as b (key) where b.key = r.key)
+           and not exists (select from pgreaper.undelivered as e
+                            where e.relay_id = r.relay_id and e.key = r.key and e.event < r.event and e.not_before <= v_now)
+         order by r.not_before, r.event
+         limit (reaper_fetch.batch + 1) / 2
+      ) as u;
+
+    v_writers := pgreaper._trail_writers();
+    if cardinality(v_writers) = 0 then
+      v_final := v_last;
+    elsif v_relay.horizon is not null then
+      -- Whom we noted may have prepared his transaction since.
+      v_left := array(
+        select w.writer from unnest(v_writers) as w (writer)
+         where w.writer = any (v_relay.writers)
+            or (w.writer like '-1/%' and exists (select from unnest(v_relay.writers) as n (writer) where n.writer not like '-1/%')));
+      if cardinality(v_left) = 0 then
+        v_final := v_relay.horizon;
+      else
+        v_relay.writers := v_left;
+      end if;
+    end if;
+    if v_final is not null or v_relay.horizon is null then
+      v_relay.horizon := case when cardinality(v_writers) > 0 then v_last end;
+      v_relay.writers := nullif(v_writers, '{}');
+    end if;
+
+    if cardinality(v_events) < reaper_fetch.batch then
+      v_next := pgreaper._next_events(v_relay, reaper_fetch.batch - cardinality(v_events), v_leased.keys || v_keys, v_leased.spans, v_final);
+      insert into pgreaper.undelivered (relay_id, event, key, deadline, expired_at, attempts)
+      select v_relay.relay_id, p.event, t.keys[(p.event & 1048575) + 1], t.deadlines[(p.event & 1048575) + 1], t.at, 0
+        from unnest(v_next.parked) as p (event)
+        join pgreaper.transitions as t on t.transition_id = p.event >> 20;
+      v_events := v_events || v_next.events;
+      v_keys := v_keys || v_next.keys;
+      v_relay.settled := v_next.settled;
+    end if;
+  end if;
+
+  update pgreaper.relays as r
+     set settled = v_relay.settled, horizon = v_relay.horizon, writers = v_relay.writers, refused = v_relay.refused,
+         redelivered = v_relay.redelivered, restarted_at = v_relay.restarted_at
+   where r.relay_id = v_relay.relay_id;
+  delete from pgreaper.deliveries as d where d.relay_id = v_relay.relay_id and d.finished_at < v_now - interval '10 minutes';
+
+  -- What the trail tells of them; of a row that somebody removed, what was noted at the refusal.
+  select array_agg(f.event order by f.position), array_agg(f.key order by f.position), array_agg(f.attempts order by f.position),
+         array_agg(f.deadline order by f.position), array_agg(f.at order by f.position), array_agg(f.state order by f.position)
+    into v_events, v_keys, v_attempts, v_deadlines, v_ats, v_states
+    from (
+      select e.event, e.key, e.position, v_attempt + coalesce(u.attempts, 0) as attempts,
+             coalesce(t.deadline, u.deadline) as deadline, coalesce(t.at, u.expired_at) as at, coalesce(t.state, 'expired') as state
+        from unnest(v_events, v_keys) with ordinality as e (event, key, position)
+        left join (
+          select (o.transition_id << 20) + d.position - 1 as event, d.deadline, o.at, o.state
+            from pgreaper.transitions as o
+           cross join lateral unnest(o.deadlines) with ordinality as d (deadline, position)
+           where o.transition_id = any (array(select distinct i.event >> 20 from unnest(v_events) as i (event)))
+        ) as t on t.event = e.event
+        left join pgreaper.undelivered as u on u.relay_id = v_relay.relay_id and u.event = e.event
+       where t.event is not null or u.event is not null
+    ) as f;
+  -- A lapsed event that nobody can tell any more holds up no other.
+  if v_lapsed.token is not null and coalesce(cardinality(v_keys), 0) < v_take then
+    perform pgreaper._promote(v_relay.relay_id, v_now, v_lapsed.keys[:v_take]);
+  end if;
+  if v_events is null then
+    return;
+  end if;
+
+  insert into pgreaper.deliveries (relay_id, worker, events, keys, spans, attempt, leased_at, lease_until)
+  values (v_relay.relay_id, reaper_fetch.worker, v_events, v_keys, pgreaper._spans(v_events), v_attempt, v_now, v_until)
+  returning deliveries.token into v_token;
+
+  if cardinality(reaper_fetch.payload) > 0 is not true then
+    return query
+      select v_token, pgreaper._event_name(e.event), e.key, e.deadline, e.at, e.state, e.attempts, v_until, null::jsonb
+        from unnest(v_events, v_keys, v_deadlines, v_ats, v_states, v_attempts) as e (event, key, deadline, at, state, attempts);
+  else
+    v_statement := format(
+      'select $4, e.event, e.key, e.deadline, e.at, e.state, e.attempts, $1, f.payload'
+      '  from unnest($5, $3, $2, $6, $7, $8) with ordinality as e (event, key, deadline, at, state, attempts, position)'
+      '  left join (select %s as key, pg_catalog.jsonb_build_object(%s) as payload from %s as h where %s) as f'
+      '    on f.key operator(pg_catalog.=) e.key'
+      ' order by e.position',
+      v_target.key,
+      (select string_agg(format('%L, h.%I', c.name, c.name), ', ') from unnest(reaper_fetch.payload) as c (name)),
+      v_target.relation, v_target.matches);
+    perform set_config('search_path', v_target.search_path, true);
+    return query execute v_statement
+      using v_until, v_deadlines, v_keys, v_token,
+            array(select pgreaper._event_name(e.event) from unnest(v_events) as e (event)), v_ats, v_states, v_attempts;
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+  end if;
+end;
+$function$;
+
+comment on function pgreaper.reaper_fetch(text, integer, text, interval, text[], text) is
+'Lease the next events of a relay to one of its processes; no rows: nothing to deliver.';
