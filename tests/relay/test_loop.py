@@ -1,0 +1,332 @@
+"""The loop: fetch, send, acknowledge, through everything that may come between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import psycopg
+import pytest
+
+from pgreaper.connection import resolve
+from pgreaper.errors import InvalidInput, UnknownPolicy
+from pgreaper.queues import Sent
+from pgreaper.relay import SAME, Relay, Settings
+from tests.conftest import Holds
+from tests.relay.conftest import Queue, away, refuses, takes
+
+IDLE = "count(*) = 0 from pgreaper.deliveries where finished_at is null"
+
+
+def test_each_event_once_and_in_the_order_of_expiry(opened, expired, relaying, identities):
+    """A run that ends delivers all there is, in batches; the next one has nothing."""
+    opened()
+    keys = expired(25)
+    queue = Queue()
+    run, _ = relaying(queue, batch=10)
+    assert queue.keys() == keys
+    assert {message.identity for message in queue.taken} == identities()
+    assert (run.delivered, run.batches, run.ended, run.exit_code, queue.is_closed) == (25, 3, "drained", 0, True)
+    assert relaying(Queue())[0].batches == 0
+
+
+def test_a_new_relay_begins_now_or_with_the_oldest(holds, expired, relaying):
+    """What expired before is history, unless --backfill asks for it; said in one line."""
+    holds.register()
+    keys = expired(3)
+    queue = Queue()
+    run, lines = relaying(queue)
+    assert (queue.keys(), run.created) == ([], True)
+    assert lines == ["relay holds of policy holds is new: it begins with what expires from now on"]
+    run, lines = relaying(queue, name="all", backfill=True)
+    assert (queue.keys(), run.relay) == (keys, "all")
+    assert "begins with the oldest of the trail" in lines[0]
+
+
+def test_relays_of_a_policy_are_independent(opened, expired, relaying):
+    """What one has delivered, the other still has."""
+    opened()
+    opened("audit")
+    keys = expired(5)
+    for name in (None, "audit"):
+        queue = Queue()
+        relaying(queue, name=name)
+        assert queue.keys() == keys
+
+
+def test_what_is_refused_for_good_is_given_up(db, opened, expired, relaying):
+    """The others go on; the run ends with 1 and says why, and the event is there for a person."""
+    opened()
+    keys = expired(5)
+    queue = Queue(refuses(keys[2]))
+    run, lines = relaying(queue)
+    assert (queue.keys(), run.dead, run.exit_code) == ([keys[0], keys[1], keys[3], keys[4]], 1, 1)
+    assert [line for line in lines if "TooLarge" in line] == [
+        "relay holds: 1 event refused with TooLarge, given up: `pgreaper relays dead` lists them"
+    ]
+    assert db.execute("select key, error_class from pgreaper.dead_events").fetchall() == [(keys[2], "TooLarge")]
+
+
+def test_what_is_sent_again_has_the_same_key(db, opened, expired, relaying):
+    """A dead event that is resent goes out under the idempotency key that it had."""
+    opened()
+    expired(1)
+    queue = Queue(refuses(), takes)
+    relaying(queue)
+    assert db.execute("select pgreaper.reaper_resend('holds')").fetchone() == (1,)
+    relaying(queue)
+    first, second = (batch[0] for batch in queue.batches)
+    assert (first.identity, first.body) == (second.identity, second.body)
+
+
+def test_a_wrong_address_is_told_as_trouble(db, opened, expired, relaying):
+    """A queue that refuses everything for good costs some events, not all: the run ends with 75."""
+    opened()
+    expired(40)
+    run, _ = relaying(Queue(refuses(error_class="HTTP 404")))
+    assert (run.dead, run.returned, run.exit_code, run.ended) == (SAME, 40 - SAME, 75, "trouble")
+    assert db.execute("select waiting, dead, trouble from pgreaper.relay_status").fetchone() == (
+        40 - SAME, SAME, "HTTP 404",
+    )  # fmt: skip
+
+
+def test_a_queue_that_is_away_ends_a_run_with_75(db, opened, expired, relaying):
+    """Nothing is lost and nobody is charged; status has the trouble until the queue takes events again."""
+    opened()
+    keys = expired(5)
+    queue = Queue(away, takes)
+    run, _ = relaying(queue)
+    assert (run.delivered, run.returned, run.unconfirmed, run.exit_code) == (0, 5, 5, 75)
+    assert run.trouble.message == "queue: does not take events now: ConnectionRefused"
+    assert db.execute("select trouble, waiting from pgreaper.relay_status").fetchone() == ("ConnectionRefused", 5)
+    assert db.execute("select count(*) from pgreaper.undelivered").fetchone() == (0,)
+    run, _ = relaying(queue)
+    assert (queue.keys(), run.exit_code) == (keys, 0)
+    assert db.execute("select trouble from pgreaper.relay_status").fetchone() == (None,)
+
+
+def test_a_relay_that_stays_waits_for_its_queue(monkeypatch, opened, expired, relaying):
+    """One line a step of the outage, one when it is over, and smaller batches meanwhile."""
+    monkeypatch.setattr("pgreaper.relay._TROUBLE_FIRST", 0.01)
+    monkeypatch.setattr("pgreaper.relay._TROUBLE_CAP", 0.02)
+    opened()
+    keys = expired(120)
+    queue = Queue(*[away] * 8, takes)
+    run, lines = relaying(queue, lambda beside: beside.wait_for(lambda: len(queue.taken) == 120), batch=100)
+    assert queue.keys() == keys
+    assert [len(batch) for batch in queue.batches] == [100, *[50] * 8, 70]
+    assert sum("does not take events: ConnectionRefused; trying again in" in line for line in lines) == 2
+    assert sum(line == "relay holds: queue: takes events again" for line in lines) == 1
+    assert (run.troubles, run.returned, run.exit_code) == (8, 450, 0)
+
+
+def test_a_reply_that_is_lost_is_asked_for_again(opened, expired, relaying, proxy):
+    """The acknowledgement was booked, only its answer got lost: nothing is sent twice, and the counts are right."""
+    opened()
+    keys = expired(5)
+    queue = Queue()
+    proxy.drop_reply("reaper_ack")
+    run, _ = relaying(queue, url=proxy.url)
+    assert proxy.dropped == 1
+    assert (queue.keys(), run.delivered, run.reconnects, run.lost) == (keys, 5, 1, 0)
+
+
+def test_a_lease_that_nobody_heard_of_lapses(opened, expired, relaying, proxy):
+    """The reply to a fetch got lost: its events come again after the lease, and no others are missing."""
+    opened()
+    keys = expired(5)
+    queue = Queue()
+    proxy.drop_reply("reaper_fetch")
+    run, _ = relaying(queue, lambda beside: beside.wait_for(lambda: len(queue.taken) == 5), url=proxy.url, lease=0.3)
+    assert proxy.dropped == 1
+    assert (sorted(queue.keys(), key=int), run.delivered) == (keys, 5)
+
+
+def test_a_lease_is_kept_while_a_send_takes_long(db, opened, expired, relaying):
+    """A send of three leases is nobody else's: the token stays good, and the events are handed out once."""
+    opened()
+    expired(5)
+    began = time.monotonic()
+
+    def slow(messages):
+        ends: set[object] = set()
+        with psycopg.connect(db.info.dsn, autocommit=True) as other:
+            while len(ends) < 4 or time.monotonic() - began < 0.9:
+                ends.update(other.execute("select lease_until from pgreaper.deliveries where finished_at is null"))
+                assert other.execute("select count(*) from pgreaper.reaper_fetch('holds')").fetchone() == (0,)
+        return takes(messages)
+
+    run, _ = relaying(Queue(slow), lease=0.3)
+    assert (run.delivered, run.lost) == (5, 0)
+    assert db.execute("select redelivered from pgreaper.relays").fetchone() == (0,)
+
+
+def test_a_lease_that_was_taken_over_is_told(db, opened, expired, relaying, set_clock):
+    """Another process has the events: what was sent is sent again by that one, and the run goes on."""
+    opened()
+    keys = expired(5)
+    taken: list[str] = []
+
+    def overtaken(messages):
+        db.execute("update pgreaper.deliveries set lease_until = '-infinity'")
+        taken.extend(row[0] for row in db.execute("select key from pgreaper.reaper_fetch('holds')"))
+        return takes(messages)
+
+    run, lines = relaying(Queue(overtaken))
+    assert taken == keys
+    assert (run.delivered, run.lost, run.exit_code) == (0, 5, 0)
+    assert "the lease of 5 events was taken over" in lines[-1]
+    assert db.execute("select redelivered, delivered from pgreaper.relays").fetchone() == (5, 0)
+
+
+def test_a_signal_lets_the_send_in_hand_finish(db, opened, expired, relaying):
+    """What is confirmed by then is booked; the rest goes back and is there for the next run."""
+    opened()
+    keys = expired(20)
+
+    def interrupted(messages):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return Sent(frozenset(range(4)), {}, "Timeout")
+
+    queue = Queue(interrupted, takes)
+    run, _ = relaying(queue, lambda beside: beside.wait_for(lambda: queue.is_closed), batch=10)
+    assert (run.ended, run.exit_code, run.delivered, run.returned) == ("signal", 0, 4, 6)
+    assert db.execute(f"select {IDLE}").fetchone() == (True,)
+    relaying(queue)
+    assert queue.keys() == keys
+
+
+def test_a_second_signal_ends_it_at_once(db, opened, expired, start, endpoint, wait_until):
+    """A queue that hangs keeps nobody: the events are given back, and the process ends with 143."""
+    opened()
+    expired(5)
+    endpoint.answer = lambda request: "hang"
+    relay = start("relay", "holds", "--to", endpoint.url, "--poll", "0.05")
+    assert " is up: " in relay.popen.stderr.readline()
+    wait_until("select exists (select from pgreaper.deliveries where finished_at is null)")
+    relay.popen.send_signal(signal.SIGTERM)
+    assert "finishing the batch in hand" in relay.popen.stderr.readline()
+    relay.popen.send_signal(signal.SIGTERM)
+    result, took = relay.end()
+    assert (result.code, took < 5) == (143, True)
+    assert db.execute(f"select {IDLE}").fetchone() == (True,)
+    assert db.execute("select waiting, trouble from pgreaper.relay_status").fetchone() == (5, None)
+
+
+def test_a_server_that_restarts_in_mid_stream_loses_nothing(cluster, install, relaying):
+    """Events that were confirmed and not yet booked are sent again under the same key; none is missing."""
+    install(cluster.dsn)
+    with psycopg.connect(cluster.dsn, autocommit=True) as db:
+        holds = Holds(db)
+        holds.register()
+        db.execute("select pgreaper.reaper_relay('holds')")
+        ids = [str(i) for i in holds.due(200)]
+        db.execute("call pgreaper.reaper_sweep('holds')")
+
+    def restarts(messages):
+        if queue.taken and not crashed:
+            crashed.append(cluster.restart("immediate"))
+        return takes(messages)
+
+    crashed = []
+    queue = Queue(restarts)
+    run, lines = relaying(
+        queue, lambda beside: beside.wait_for(lambda: len(set(queue.keys())) == 200), url=cluster.dsn, batch=20
+    )
+    assert sorted(queue.keys(), key=int) == ids
+    assert (run.delivered, run.reconnects, run.exit_code) == (200, 1, 0)
+    assert sum("connected again" in line for line in lines) == 1
+
+
+def test_an_idle_relay_writes_nothing(db, opened, relaying):
+    """It asks again and again, and takes no transaction id."""
+    opened()
+    looks = set()
+
+    def has_looked_often() -> bool:
+        looks.update(
+            db.execute(
+                "select query_start from pg_stat_activity"
+                " where query like '%reaper_fetch%' and application_name like 'pgreaper/%'"
+            )
+        )
+        return len(looks) > 20
+
+    queue = Queue()
+    before = db.execute("select pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
+    relaying(queue, lambda beside: beside.wait_for(has_looked_often), poll=0.01)
+    assert db.execute("select pg_snapshot_xmax(pg_current_snapshot())::text").fetchone() == before
+    assert queue.batches == []
+
+
+def test_a_relay_that_is_removed_ends(db, opened, relaying):
+    """Its name leads nowhere any more: the run ends with 2 and says so."""
+    opened()
+    queue = Queue()
+
+    def script(beside):
+        db.execute("select pgreaper.reaper_unrelay('holds')")
+        beside.wait_for(lambda: queue.is_closed)
+
+    run, _ = relaying(queue, script)
+    assert (run.ended, run.exit_code, run.trouble.message) == ("failed", 2, "there is no relay holds")
+
+
+def test_errors_that_end_a_run_before_it_begins(holds, relaying):
+    """A policy, a column or a name that cannot be."""
+    holds.register()
+    with pytest.raises(UnknownPolicy, match="there is no policy hold") as unknown:
+        relaying(Queue(), policy="hold")
+    assert unknown.value.hint == "Did you mean holds?"
+    with pytest.raises(InvalidInput, match="has no column nix"):
+        relaying(Queue(), payload=["id", "nix"])
+    relaying(Queue(), name="mine")
+    holds.register("others", dry_run=False)
+    with pytest.raises(InvalidInput, match="relay mine belongs to policy holds"):
+        relaying(Queue(), policy="others", name="mine")
+
+
+def test_payload_columns_are_read_when_the_event_is_sent(db, holds, opened, expired, relaying):
+    """As the row is then, and null for a row that has gone; not part of the registration."""
+    opened()
+    keys = expired(2)
+    db.execute("update holds set customer_email = 'new' where id = %s", (keys[0],))
+    db.execute("delete from holds where id = %s", (keys[1],))
+    queue = Queue()
+    relaying(queue, payload=["customer_email", "id"])
+    bodies = [message.body.decode() for message in queue.taken]
+    assert '"payload":{"id": 1, "customer_email": "new"}' in bodies[0]
+    assert '"payload":null' in bodies[1]
+
+
+def test_the_key_is_that_of_handlers(holds, opened, relaying, work):
+    """A consumer of events and a handler's effects share one idempotency key for a hold."""
+    opened()
+    calls = []
+    holds.due(3)
+    work("holds", handler=lambda call: calls.append(call.idempotency_key), concurrency=1)
+    queue = Queue()
+    relaying(queue)
+    assert sorted(calls) == sorted(message.identity for message in queue.taken)
+
+
+def test_a_thread_that_hangs_is_left_behind(dsn, opened, expired):
+    """A queue that does not answer within the time after a signal: its events go back, nothing waits for it."""
+    opened()
+    expired(3)
+    hangs = threading.Event()
+
+    def hang(messages):
+        hangs.wait(60)
+        return takes(messages)
+
+    queue = Queue(hang)
+    relay = Relay(resolve(dsn), queue, Settings(policy="holds", shutdown_timeout=1.5), log=lambda event: None)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    began = time.monotonic()
+    run = relay.run()
+    assert (run.ended, run.exit_code, run.returned, relay.left_behind) == ("signal", 0, 3, True)
+    assert time.monotonic() - began < 5
+    hangs.set()
