@@ -453,3 +453,20 @@ def test_the_trail_says_who(core, holds):
         (name, None), ("somebody", None),
     ]  # fmt: skip
     assert {row[0] for row in core.rows("select holds from pgreaper.reaper_verify('p') where not holds")} == set()
+
+
+def test_what_is_deferred_to_the_commit_is_told_by_hold(committed, core, holds):
+    """A constraint that is checked at the commit fails its hold, not the call and everything in it."""
+    holds.due(3)
+    core.register()
+    core.do(
+        "create function late() returns trigger language plpgsql as $$ begin raise check_violation; end $$",
+        "create constraint trigger late after update on holds deferrable initially deferred"
+        " for each row when (old.id = 2) execute function late()",
+    )
+    assert command(core, "1", "2", "3") == {
+        "1": ("expired", "expired"),
+        "2": ("dead-letter", "held"),
+        "3": ("expired", "expired"),
+    }
+    assert holds.states() == {1: "expired", 2: "held", 3: "expired"}
