@@ -49,23 +49,23 @@ def test_from_table_to_history(pgreaper, holds):
     assert "me" in pgreaper("policies").out
 
 
-def test_pause_and_resume(pgreaper, holds):
+def test_pause_and_resume(in_process, holds):
     holds.due(1)
     holds.register()
-    assert pgreaper("pause", "holds", "--reason", "stock-taking").out == "policy holds: paused\n"
-    assert pgreaper("pause", "holds", "--json").json["changed"] is False
-    assert pgreaper("work").code == 0
+    assert in_process("pause", "holds", "--reason", "stock-taking").out == "policy holds: paused\n"
+    assert in_process("pause", "holds", "--json").json["changed"] is False
+    assert in_process("work").code == 0
     assert holds.states() == {1: "held"}
-    assert "by postgres: stock-taking\n" in pgreaper("status").out
-    assert pgreaper("resume", "holds").out == "policy holds: goes on\n"
-    pgreaper("work")
+    assert "by postgres: stock-taking\n" in in_process("status").out
+    assert in_process("resume", "holds").out == "policy holds: goes on\n"
+    in_process("work")
     assert holds.states() == {1: "expired"}
-    assert pgreaper("unregister", "holds").code == 0
-    assert pgreaper("policies").out.startswith("No policy is registered yet")
+    assert in_process("unregister", "holds").code == 0
+    assert in_process("policies").out.startswith("No policy is registered yet")
 
 
-def test_a_dry_run_stores_nothing(pgreaper, db, holds):
-    result = pgreaper("register", "bookings", "holds", *OVERDUE, "--dry-run")
+def test_a_dry_run_stores_nothing(in_process, db, holds):
+    result = in_process("register", "bookings", "holds", *OVERDUE, "--dry-run")
     assert result.code == 0
     assert "would be registered" in result.out
     assert "index: holds_due serves" in result.out
@@ -85,12 +85,12 @@ def test_a_dry_run_stores_nothing(pgreaper, db, holds):
         ("using hash (expires_at)", False),
     ],
 )
-def test_which_index_serves(pgreaper, db, holds, index, serves):
+def test_which_index_serves(in_process, db, holds, index, serves):
     """The planner's word decides; the statement that is printed makes it serve, and is never run for you."""
     db.execute("drop index holds_due")
     if index:
         db.execute(f"create index mine on holds {index}")
-    result = pgreaper("register", "holds", "holds", *OVERDUE)
+    result = in_process("register", "holds", "holds", *OVERDUE)
     if serves:
         assert "index: mine serves" in result.out
         return
@@ -100,10 +100,10 @@ def test_which_index_serves(pgreaper, db, holds, index, serves):
         1 + bool(index),
     )
     db.execute(statement)
-    assert "holds_expires_at_idx serves" in pgreaper("register", "holds", "holds", *OVERDUE).out
+    assert "holds_expires_at_idx serves" in in_process("register", "holds", "holds", *OVERDUE).out
 
 
-def test_which_index_serves_a_partitioned_table_and_a_view(pgreaper, db):
+def test_which_index_serves_a_partitioned_table_and_a_view(in_process, db):
     """Per partition, then the parent, so that nothing is locked for long; for a view, its table's."""
     db.execute("""
         create table parts (id bigint, status text, expires_at timestamptz not null, primary key (id, expires_at))
@@ -113,7 +113,7 @@ def test_which_index_serves_a_partitioned_table_and_a_view(pgreaper, db):
         create table plain (id bigint primary key, status text, expires_at timestamptz, paid boolean);
         create view unpaid as select id, status, expires_at from plain where not paid;
     """)
-    result = pgreaper("register", "parts", "parts", *OVERDUE, "--json").json
+    result = in_process("register", "parts", "parts", *OVERDUE, "--json").json
     assert [s.split(" (")[0] for s in result["index"]["create"]] == [
         "create index concurrently on parts_old",
         "create index concurrently on parts_new",
@@ -121,28 +121,28 @@ def test_which_index_serves_a_partitioned_table_and_a_view(pgreaper, db):
     ]
     for statement in result["index"]["create"]:
         db.execute(statement)
-    assert pgreaper("register", "parts", "parts", *OVERDUE, "--json").json["index"]["serving"]
+    assert in_process("register", "parts", "parts", *OVERDUE, "--json").json["index"]["serving"]
 
-    result = pgreaper("register", "unpaid", "unpaid", *OVERDUE, "--json").json
+    result = in_process("register", "unpaid", "unpaid", *OVERDUE, "--json").json
     (statement,) = result["index"]["create"]
     assert statement.startswith("create index concurrently on plain (expires_at)")
     db.execute(statement)
-    assert pgreaper("register", "unpaid", "unpaid", *OVERDUE, "--json").json["index"]["serving"]
+    assert in_process("register", "unpaid", "unpaid", *OVERDUE, "--json").json["index"]["serving"]
 
 
-def test_set_constants(pgreaper, db, holds):
+def test_set_constants(in_process, db, holds):
     """null is NULL, 'null' the word, and the rest what it says."""
     holds.due(1)
-    pgreaper("register", "holds", "holds", *OVERDUE, "--set", "customer_email=null")
-    pgreaper("work")
+    in_process("register", "holds", "holds", *OVERDUE, "--set", "customer_email=null")
+    in_process("work")
     assert db.execute("select customer_email from holds").fetchone() == (None,)
     for given, stored in (("'null'", "null"), ("a=b", "a=b"), ("", "")):
-        result = pgreaper("register", "holds", "holds", *OVERDUE, "--set", f"customer_email={given}")
+        result = in_process("register", "holds", "holds", *OVERDUE, "--set", f"customer_email={given}")
         assert result.code == 0
         assert db.execute("select set_values from pgreaper.policies").fetchone() == ({"customer_email": stored},)
 
 
-def test_c048_hostile_names(pgreaper, db):
+def test_c048_hostile_names(in_process, db):
     """Quotes, percent signs, another alphabet, a reserved word, an injection: names round-trip unchanged."""
     db.execute("""
         create schema "Tenant-B";
@@ -153,37 +153,37 @@ def test_c048_hostile_names(pgreaper, db):
     """)
     target = '"Tenant-B"."Hold""s; DROP TABLE x;--"'
     name = "p'; drop table x;-- %s ż"
-    result = pgreaper(
+    result = in_process(
         "register", name, target, "--deadline", "Expires At", "--status", "stat%s", "--held", "%s", "--expired", "E'x",
         "--stamp", "żółć%I", "--owner", "me", "--json",
     )  # fmt: skip
     assert (result.code, result.json["target"], result.json["policy"]) == (0, target, name)
     (statement,) = result.json["index"]["create"]
     db.execute(statement.encode())
-    assert pgreaper("work", name).code == 0
+    assert in_process("work", name).code == 0
     assert db.execute(f'select "stat%s", "żółć%I" is not null from {target}'.encode()).fetchone() == ("E'x", True)
-    (status,) = pgreaper("status", name, "--json").json["policies"]
+    (status,) = in_process("status", name, "--json").json["policies"]
     assert (status["policy"], status["target"], status["expired"]) == (name, target, 1)
-    assert pgreaper("history", name, "1", "--json").json["entries"][0]["state"] == "E'x"
+    assert in_process("history", name, "1", "--json").json["entries"][0]["state"] == "E'x"
     assert db.execute("select to_regclass('x') is not null").fetchone() == (True,)
 
 
 @pytest.mark.parametrize("key", ["", "a\nERROR fake", "x'); drop table holds;--", "żółć%I%s", "-7", "k" * 100_000])
-def test_c050_hostile_keys(pgreaper, db, key):
+def test_c050_hostile_keys(in_process, db, key):
     """They expire once; text shows each on one line, JSON as it is."""
     db.execute("create table t (id text primary key, status text, expires_at timestamptz)")
     db.execute("insert into t values (%s, 'held', now() - interval '1 hour')", [key])
-    pgreaper("register", "t", "t", *OVERDUE)
-    result = pgreaper("work", "--json")
+    in_process("register", "t", "t", *OVERDUE)
+    result = in_process("work", "--json")
     assert result.json["outcomes"]["expired"] == 1
     assert result.err == ""
 
-    entries = pgreaper("history", "t", key, "--json").json["entries"]
+    entries = in_process("history", "t", key, "--json").json["entries"]
     assert [(e["key"], e["outcome"]) for e in entries] == [(key, "expired")]
-    shown = pgreaper("history", "t", key)
+    shown = in_process("history", "t", key)
     assert shown.code == 0
     assert len(shown.out.splitlines()) == 2
-    missing = pgreaper("history", "t", key + "\x1b[2J\n!")
+    missing = in_process("history", "t", key + "\x1b[2J\n!")
     assert len(missing.out.splitlines()) == 1
     assert len(missing.out) < 200
     assert "\x1b" not in missing.out
@@ -199,32 +199,32 @@ def test_c050_hostile_keys(pgreaper, db, key):
         ("timestamptz", "2026-01-02 03:04:05+01", "2026-01-02T02:04:05"),
     ],
 )
-def test_c113_json_for_machines(pgreaper, db, type_, value, key):
+def test_c113_json_for_machines(in_process, db, type_, value, key):
     """One document on stdout, keys are strings, no NaN, diagnostics elsewhere: also when a hold fails."""
     db.execute(
         f"create table t (id {type_} primary key, status text, expires_at timestamptz, check (status <> 'expired'))"
     )
     db.execute("insert into t values (%s, 'held', '-infinity')", [value])
-    pgreaper("register", "t", "t", *OVERDUE)
+    in_process("register", "t", "t", *OVERDUE)
 
-    failed = pgreaper("work", "--json")
+    failed = in_process("work", "--json")
     assert failed.code == failed.json["exit_code"] == 1
     (reason,) = failed.json["policies"][0]["failed"]
     assert (reason["sqlstate"], reason["constraint"], reason["holds"]) == ("23514", "t_status_check", 1)
     assert failed.err.startswith("pgreaper: policy t: 1 hold failed")
-    (entry,) = pgreaper("history", "t", key, "--json").json["entries"]
+    (entry,) = in_process("history", "t", key, "--json").json["entries"]
     assert (entry["key"], entry["outcome"], entry["constraint_name"]) == (key, "dead-letter", "t_status_check")
     for command in (["status"], ["policies"], ["preview", "t"], ["pause", "t"], ["resume", "t"], ["unregister", "t"]):
-        result = pgreaper(*command, "--json")
+        result = in_process(*command, "--json")
         assert (result.code, result.err, result.json["schema_version"]) == (0, "", 1)
         assert result.json["command"] == command[0]
 
 
-def test_status_names_units(pgreaper, holds):
+def test_status_names_units(in_process, holds):
     """Field names are a contract: seconds are called seconds."""
     holds.due(1)
     holds.register()
-    (status,) = pgreaper("status", "--json").json["policies"]
+    (status,) = in_process("status", "--json").json["policies"]
     assert 3500 < status["oldest_due_seconds"] < 3700
     assert status["objective_seconds"] == 60
     assert status["oldest_deadline"].endswith("Z")
