@@ -361,7 +361,8 @@ class Reaper:
         from pgreaper.records import Preview
 
         (row,) = self._query(
-            "select policy, due, oldest_deadline, locked, leased, retrying, dead, no_deadline, no_state"
+            "select policy, due, due_capped, oldest_deadline, locked, leased, retrying, dead, no_deadline, no_state,"
+            " looked_at"
             " from pgreaper.reaper_preview(%s::text)",
             policy,
         )

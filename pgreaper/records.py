@@ -25,17 +25,25 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a run would meet now."""
+    """
+    What a run would meet now; counts stop at 10,000.
+
+    ``due`` holds are free and have not failed; it is a floor when ``due_capped``.  ``locked`` ones are among them;
+    None: that cannot be read from a view.  ``looked_at``: among so many rows were ``no_deadline`` and ``no_state``
+    counted; None: among all.
+    """
 
     policy: str
     due: int
+    due_capped: bool
     oldest_deadline: datetime | None
-    locked: int
+    locked: int | None
     leased: int
     retrying: int
     dead: int
     no_deadline: int
     no_state: int
+    looked_at: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,6 +177,7 @@ set local search_path = pg_catalog, pg_temp;
 -- Seeing it.
 \ir views/history.sql
 \ir functions/reaper_history.sql
+\ir functions/_unleased.sql
 \ir functions/reaper_preview.sql
 \ir functions/_look.sql
 \ir functions/reaper_next_due.sql

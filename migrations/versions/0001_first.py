@@ -149,6 +149,7 @@ FILES: tuple[str, ...] = (
     "views/dead_events.sql",
     "views/history.sql",
     "functions/reaper_history.sql",
+    "functions/_unleased.sql",
     "functions/reaper_preview.sql",
     "functions/_look.sql",
     "functions/reaper_next_due.sql",

@@ -4,6 +4,7 @@ import click
 
 from pgreaper.cli.common import common_options, database, document, emit, unknown_policy
 from pgreaper.errors import UnknownPolicy
+from pgreaper.overview import CAP
 from pgreaper.records import Preview
 from pgreaper.render import show_facts
 from pgreaper.text import count, instant, visible
@@ -16,7 +17,8 @@ def preview(*, policy: str, database_url: str | None, as_json: bool) -> None:
     """
     Count what a run would meet now; change nothing.
 
-    Counts exactly, so on a large backlog it takes a moment; `pgreaper status` is the one to poll.
+    Due are holds that a run could take: those leased, waiting for a retry or given up are told apart. Counts stop at
+    10,000, and in a large table rows without a deadline or a state are looked for in a part of it.
     """
     with database(database_url) as reaper:
         try:
@@ -31,14 +33,18 @@ def preview(*, policy: str, database_url: str | None, as_json: bool) -> None:
 
 def _facts(p: Preview) -> list[tuple[str, str] | None]:
     facts: list[tuple[str, str] | None] = [
-        ("due", count(p.due) + (f", the oldest since {instant(p.oldest_deadline)}" if p.due else "")),
-        ("locked by others", count(p.locked)),
+        (
+            "due",
+            count(p.due, capped=p.due_capped) + (f", the oldest since {instant(p.oldest_deadline)}" if p.due else ""),
+        ),
+        ("locked by others", "not known" if p.locked is None else f"{count(p.locked)} of these"),
         ("leased to workers", count(p.leased)),
-        ("waiting for a retry", count(p.retrying)),
-        ("dead letters", count(p.dead)),
+        ("waiting for a retry", count(p.retrying, capped=p.retrying >= CAP)),
+        ("dead letters", count(p.dead, capped=p.dead >= CAP)),
     ]
+    among = f" among {count(p.looked_at)} rows that were looked at" if p.looked_at is not None else ""
     if p.no_deadline:
-        facts.append(("held, never due", f"{count(p.no_deadline)} (the deadline is NULL)"))
+        facts.append(("held, never due", f"{count(p.no_deadline)}{among} (the deadline is NULL)"))
     if p.no_state:
-        facts.append(("not held", f"{count(p.no_state)} (the state is NULL)"))
+        facts.append(("not held", f"{count(p.no_state)}{among} (the state is NULL)"))
     return facts

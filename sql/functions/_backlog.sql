@@ -1,4 +1,6 @@
 -- _backlog: how many due holds of a policy are how old; each count bounded.
+--
+-- Due as in the view `status`: under no living lease, and not failed.
 create function pgreaper._backlog(
   policy pgreaper.policies,
   search_path text default pg_catalog.current_setting('search_path')
@@ -13,15 +15,21 @@ set search_path = pg_catalog, pg_temp
 as $function$
 declare
   c_cap constant integer := 10000;
-  v_cutoff constant timestamptz := pgreaper._clock() - policy.grace;
+  v_now constant timestamptz := pgreaper._clock();
+  v_cutoff constant timestamptz := v_now - policy.grace;
   v_target pgreaper._target;
+  v_taken text[];
   v_bucket record;
   v_statement text;
   v_from timestamptz;
   v_to timestamptz;
-  v_limit constant integer := c_cap + 1;
+  v_wanted constant integer := c_cap + 1;
+  v_limit bigint;
 begin
   v_target := pgreaper._target(policy, _backlog.search_path);
+  v_taken := array(
+    select k.key from pgreaper.claims as c cross join lateral unnest(c.keys) as k (key)
+     where c.policy_id = policy.policy_id and c.finished_at is null and c.claim_until > v_now);
 
   for v_bucket in
     select b.*
@@ -37,13 +45,16 @@ begin
     "position" := v_bucket.ordinal;
     v_to := v_cutoff - v_bucket.younger;
     v_from := v_cutoff - v_bucket.older + interval '1 microsecond';
-    v_statement := format('select pg_catalog.count(*) from (select from %s as h where %s and %s%s limit $3) as h',
-      v_target.relation, v_target.held, v_target.due,
-      case when v_bucket.older is not null then ' and ' || v_target.beyond end);
+    -- So many may lie between the free ones.
+    select v_wanted + count(*) + cardinality(v_taken) into v_limit
+      from pgreaper.failures as f
+     where f.policy_id = policy.policy_id and f.deadline <= v_to and f.deadline >= coalesce(v_from, '-infinity');
+    v_statement := format('select pg_catalog.count(*) from (select from (%s) as h where h.free limit $6) as h',
+      pgreaper._unleased(v_target, beyond => v_bucket.older is not null));
     perform set_config('search_path', v_target.search_path, true);
     execute v_statement
        into due
-      using v_to, v_from, v_limit;
+      using v_to, v_from, v_taken, v_limit, policy.policy_id, v_wanted;
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     capped := due > c_cap;
     due := least(due, c_cap);

@@ -83,16 +83,12 @@ begin
     select c_cap + 1 + count(*) + cardinality(v_taken) into v_limit
       from pgreaper.failures as f where f.policy_id = policy.policy_id;
     v_statement := format(
-      'select pg_catalog.count(*) filter (where f.key is null), pg_catalog.min(s.deadline) filter (where f.key is null),'
-      '       pg_catalog.min(f.not_before) filter (where f.not_before operator(pg_catalog.<=) $5)'
-      '  from (select %1$s as key, %2$s as deadline from %3$s as h where %4$s and %5$s order by %6$s limit $3) as s'
-      '  left join pgreaper.failures as f on f.policy_id operator(pg_catalog.=) $6'
-      '   and f.key operator(pg_catalog.=) s.key and f.deadline operator(pg_catalog.=) s.deadline'
-      ' where (s.key operator(pg_catalog.=) any ($4)) is not true',
-      v_target.key, v_target.deadline, v_target.relation, v_target.held, v_target.due, v_target.deadline_order);
+      'select pg_catalog.count(*) filter (where h.free), pg_catalog.min(h.deadline) filter (where h.free),'
+      '       pg_catalog.min(h.not_before) filter (where h.not_before operator(pg_catalog.<=) $6)'
+      '  from (%s) as h', pgreaper._unleased(v_target));
     perform set_config('search_path', v_target.search_path, true);
     execute v_statement into due, oldest_deadline, v_retry
-      using v_cutoff, v_none, v_limit, v_taken, v_now, policy.policy_id;
+      using v_cutoff, v_none, v_taken, v_limit, policy.policy_id, v_now;
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     due_capped := due > c_cap;
     due := least(c_cap, due);

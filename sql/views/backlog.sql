@@ -9,7 +9,7 @@ select p.name as policy,
  cross join lateral pgreaper._backlog(p) as b
  where p.unregistered_at is null;
 
-comment on view pgreaper.backlog is 'Due holds by the age of their deadline, whether free, leased or failed.';
+comment on view pgreaper.backlog is 'Due holds by the age of their deadline: those under no living lease that have not failed, as in the view status.';
 comment on column pgreaper.backlog.policy is 'Name of the policy.';
 comment on column pgreaper.backlog.age is 'How long they have been due.';
 comment on column pgreaper.backlog."position" is 'Order of the ages; 1 is the youngest.';

@@ -62,7 +62,11 @@ TABLE = {
     "policies": Row("", "policies"),
     "grant": Row(f"{ROLE} --as=worker", "role kind dry_run statements exit_code", reading=75),
     "revoke": Row(ROLE, "role statements", reading=75),
-    "preview": Row("holds", "policy due oldest_deadline locked leased retrying dead no_deadline no_state", unknown=2),
+    "preview": Row(
+        "holds",
+        "policy due due_capped oldest_deadline locked leased retrying dead no_deadline no_state looked_at",
+        unknown=2,
+    ),
     "work": Row("holds", "exit_code ended worker seconds reconnects outcomes policies error", unknown=2, reading=75),
     "pause": Row("holds", "policy changed", unknown=2, reading=75),
     "resume": Row("holds", "policy changed", unknown=2, reading=75),

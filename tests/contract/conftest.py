@@ -100,7 +100,7 @@ class Core:
         return caught.value
 
     def preview(self, policy: str = "p") -> dict[str, Any]:
-        names = "due oldest_deadline locked leased retrying dead no_deadline no_state".split()
+        names = "due due_capped oldest_deadline locked leased retrying dead no_deadline no_state looked_at".split()
         columns = ["oldest_deadline::text" if name == "oldest_deadline" else name for name in names]
         return dict(zip(names, self.call("reaper_preview", *columns, policy=policy)[0], strict=True))
 

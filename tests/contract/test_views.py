@@ -167,7 +167,7 @@ def test_leases_are_the_active_claims(core, holds):
 
 
 def test_backlog_by_age(core, holds, set_clock):
-    """Each due hold in one bucket, whether free, leased or failed; bounds belong to the older one."""
+    """Each hold that is due, as status counts it, in one bucket; bounds belong to the older one."""
     set_clock("2040-01-01 00:00Z")
     for age, number in (
         ("0 s", 1),
@@ -182,13 +182,48 @@ def test_backlog_by_age(core, holds, set_clock):
             core.do(f"insert into holds (expires_at) values ('2040-01-01 00:00Z'::timestamptz - interval '{age}')")
     core.do("insert into holds (expires_at) values ('2040-01-01 00:00:00.000001Z')")
     core.register()
-    core.claim(batch=3)
     assert core.rows('select age, due, capped from pgreaper.backlog order by "position"') == [
         ("under 1 minute", 2, False), ("1 to 5 minutes", 2, False), ("5 to 60 minutes", 3, False),
         ("1 to 24 hours", 4, False), ("over 1 day", 11, False),
     ]  # fmt: skip
     core.register(grace="1 minute")
     assert core.column('select due from pgreaper.backlog order by "position"') == [2, 3, 4, 5, 6]
+
+
+def test_backlog_has_no_hold_that_is_leased_or_has_failed(core, holds, set_clock):
+    """One meaning of due: the ages add up to what status says, and what a lapsed lease had counts again."""
+    set_clock("2040-01-01 00:00Z")
+    core.do(
+        "insert into holds (expires_at) select '2040-01-01 00:00Z'::timestamptz - a * interval '1 minute'"
+        " from unnest('{1,1,1,20,20,20,300,300,3000,3000}'::int[]) as a"
+    )
+    core.register(permanent_attempts=1)
+    [dead, retrying, leased] = core.claim(batch=3)
+    core.call("reaper_fail", "outcome", token=dead.token, key=dead.key, error_class="x", transient=False)
+    core.call("reaper_fail", "outcome", token=retrying.token, key=retrying.key, error_class="x", transient=True)
+    ages = 'select due from pgreaper.backlog order by "position"'
+    assert core.column(ages) == [0, 3, 3, 1, 0]
+    assert core.status()["due"] == sum(core.column(ages))
+    set_clock("2040-01-01 00:01Z")
+    assert core.column(ages) == [0, 3, 3, 2, 0]
+    assert core.status()["due"] == sum(core.column(ages))
+    assert leased.key not in core.column("select key from pgreaper.failures")
+
+
+def test_backlog_sees_free_holds_between_any_number_of_failures(core, holds):
+    """In each bucket as many rows more are read as there are failures in it."""
+    core.do(
+        "insert into holds (expires_at)"
+        " select now() - interval '2 hours' + g * interval '1 ms' from generate_series(1, 10040) as g"
+    )
+    core.register()
+    core.do(
+        "insert into pgreaper.failures"
+        " (policy_id, key, deadline, attempts, first_seen_at, failed_at, not_before, error_class)"
+        " select p.policy_id, h.id::text, h.expires_at, 1, now(), now(), 'infinity', 'x'"
+        "   from holds as h, pgreaper.policies as p where h.id <= 40"
+    )
+    assert core.rows("select due, capped from pgreaper.backlog where age = '1 to 24 hours'") == [(10000, False)]
 
 
 def test_backlog_counts_are_bounded(core, holds):
