@@ -32,6 +32,16 @@ def test_each_event_once_and_in_the_order_of_expiry(opened, expired, relaying, i
     assert relaying(Queue())[0].batches == 0
 
 
+def test_events_of_a_large_row_go_in_parts(opened, expired, relaying):
+    """What one statement expired is delivered a batch at a time, in order."""
+    opened()
+    keys = expired(1000, batch=1000)
+    queue = Queue()
+    relaying(queue, batch=300)
+    assert [len(batch) for batch in queue.batches] == [300, 300, 300, 100]
+    assert queue.keys() == keys
+
+
 def test_a_new_relay_begins_now_or_with_the_oldest(holds, expired, relaying):
     """What expired before is history, unless --backfill asks for it; said in one line."""
     holds.register()
