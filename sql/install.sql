@@ -164,6 +164,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/_has_events.sql
 \ir functions/_refuse_events.sql
 \ir functions/_promote.sql
+\ir functions/_payloads.sql
 \ir functions/reaper_relay.sql
 \ir functions/reaper_unrelay.sql
 \ir functions/reaper_fetch.sql

@@ -138,6 +138,7 @@ FILES: tuple[str, ...] = (
     "functions/_has_events.sql",
     "functions/_refuse_events.sql",
     "functions/_promote.sql",
+    "functions/_payloads.sql",
     "functions/reaper_relay.sql",
     "functions/reaper_unrelay.sql",
     "functions/reaper_fetch.sql",

@@ -42,7 +42,7 @@ begin
              when not r.transient or u.attempts + 1 >= c_budget then 'infinity'
              else _refuse_events.clock + greatest(
                make_interval(secs => (1 + random() / 2) * least(c_longest, 2::double precision ^ (u.attempts + 1))),
-               least(r.retry_in, interval '1 year'))
+               case when r.retry_in is not null then least(r.retry_in, interval '1 year') end)
            end
       from unnest(_refuse_events.events, _refuse_events.error_classes, _refuse_events.transient, _refuse_events.retry_in)
              as r (event, error_class, transient, retry_in)

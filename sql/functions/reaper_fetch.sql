@@ -12,6 +12,8 @@
 --
 -- `payload` names columns of the target, read now; NULL where the row is gone.
 --
+-- A copy that a logical subscription brings is passive: its trail is relayed where it is written.
+--
 -- Promises
 --   * Concurrent fetches share no event and no hold: what happens to one hold is handed out in order, the next one
 --     when the one before is settled.  Different holds do not wait for each other.
@@ -49,7 +51,6 @@ declare
   v_until timestamptz;
   v_policy pgreaper.policies;
   v_target pgreaper._target;
-  v_statement text;
   v_last bigint;
   v_writers text[];
   v_left text[];
@@ -67,6 +68,7 @@ declare
   v_deadlines timestamptz[];
   v_ats timestamptz[];
   v_states text[];
+  v_payloads jsonb[];
 begin
   perform pgreaper._require_writable();
   if (reaper_fetch.batch between 1 and 10000) is not true then
@@ -81,10 +83,13 @@ begin
   if not pgreaper._has_events(v_relay, v_now) then
     return;
   end if;
+  select p.* into strict v_policy from pgreaper.policies as p where p.policy_id = v_relay.policy_id;
+  if pgreaper._subscription(v_policy) is not null then
+    return;
+  end if;
 
   -- Before anything is leased: a column that is not there must not cost a lease.
   if cardinality(reaper_fetch.payload) > 0 then
-    select p.* into strict v_policy from pgreaper.policies as p where p.policy_id = v_relay.policy_id;
     v_policy.payload_columns := reaper_fetch.payload;
     v_target := pgreaper._target(v_policy, reaper_fetch.search_path);
   end if;
@@ -115,8 +120,6 @@ begin
     v_take := least(reaper_fetch.batch, case when v_lapsed.attempt = 1 then cardinality(v_lapsed.events)
       else greatest(1, cardinality(v_lapsed.events) >> 3 * least(v_lapsed.attempt - 1, 10)) end);
     v_attempt := v_lapsed.attempt + 1;
-    v_events := v_lapsed.events[:v_take];
-    v_keys := v_lapsed.keys[:v_take];
     v_rest := v_lapsed.events[v_take + 1:];
     if cardinality(v_rest) > 0 then
       -- Whoever has the token loses these too.
@@ -126,19 +129,35 @@ begin
     else
       delete from pgreaper.deliveries as d where d.token = v_lapsed.token;
     end if;
+
+    -- What somebody removed from the trail nobody can tell any more.
+    select coalesce(array_agg(e.event order by e.position), '{}'), coalesce(array_agg(e.key order by e.position), '{}')
+      into v_events, v_keys
+      from unnest(v_lapsed.events[:v_take], v_lapsed.keys[:v_take]) with ordinality as e (event, key, position)
+     where exists (select from pgreaper.transitions as t where t.transition_id = e.event >> 20)
+        or exists (select from pgreaper.undelivered as u where u.relay_id = v_relay.relay_id and u.event = e.event);
     if cardinality(v_lapsed.events) = 1 and v_lapsed.attempt >= c_budget then
       perform pgreaper._refuse_events(v_relay.relay_id, v_now, v_events, v_keys, '{LeaseExpired}', '{f}', '{null}');
-      perform pgreaper._promote(v_relay.relay_id, v_now, v_keys);
-      v_relay.settled := v_relay.settled + pgreaper._spans(v_events);
-      v_relay.refused := v_relay.refused + 1;
+      v_relay.refused := v_relay.refused + cardinality(v_events);
       v_events := '{}';
       v_keys := '{}';
     end if;
+    if cardinality(v_keys) < v_take then
+      perform pgreaper._promote(v_relay.relay_id, v_now, array(
+        select k.key from unnest(v_lapsed.keys[:v_take]) as k (key) where k.key <> all (v_keys)));
+    end if;
+    if cardinality(v_events) = 0 then
+      update pgreaper.relays as r
+         set settled = r.settled + pgreaper._spans(v_lapsed.events[:v_take]), refused = v_relay.refused
+       where r.relay_id = v_relay.relay_id;
+      return query
+        select f.*
+          from pgreaper.reaper_fetch(reaper_fetch.relay, reaper_fetch.batch, reaper_fetch.worker, reaper_fetch.lease,
+                 reaper_fetch.payload, reaper_fetch.search_path) as f;
+      return;
+    end if;
     v_relay.redelivered := v_relay.redelivered + cardinality(v_events);
-  end if;
-
-  if cardinality(v_events) = 0 then
-    v_attempt := 1;
+  else
     v_leased := pgreaper._leased_events(v_relay.relay_id);
     -- One of a key; where two could go (one that was given up is tried again), the earlier.
     select coalesce(array_agg(u.event order by u.not_before, u.event), '{}'), coalesce(array_agg(u.key order by u.not_before, u.event), '{}')
@@ -208,12 +227,7 @@ begin
            where o.transition_id = any (array(select distinct i.event >> 20 from unnest(v_events) as i (event)))
         ) as t on t.event = e.event
         left join pgreaper.undelivered as u on u.relay_id = v_relay.relay_id and u.event = e.event
-       where t.event is not null or u.event is not null
     ) as f;
-  -- A lapsed event that nobody can tell any more holds up no other.
-  if v_lapsed.token is not null and coalesce(cardinality(v_keys), 0) < v_take then
-    perform pgreaper._promote(v_relay.relay_id, v_now, v_lapsed.keys[:v_take]);
-  end if;
   if v_events is null then
     return;
   end if;
@@ -222,26 +236,14 @@ begin
   values (v_relay.relay_id, reaper_fetch.worker, v_events, v_keys, pgreaper._spans(v_events), v_attempt, v_now, v_until)
   returning deliveries.token into v_token;
 
-  if cardinality(reaper_fetch.payload) > 0 is not true then
-    return query
-      select v_token, pgreaper._event_name(e.event), e.key, e.deadline, e.at, e.state, e.attempts, v_until, null::jsonb
-        from unnest(v_events, v_keys, v_deadlines, v_ats, v_states, v_attempts) as e (event, key, deadline, at, state, attempts);
-  else
-    v_statement := format(
-      'select $4, e.event, e.key, e.deadline, e.at, e.state, e.attempts, $1, f.payload'
-      '  from unnest($5, $3, $2, $6, $7, $8) with ordinality as e (event, key, deadline, at, state, attempts, position)'
-      '  left join (select %s as key, pg_catalog.jsonb_build_object(%s) as payload from %s as h where %s) as f'
-      '    on f.key operator(pg_catalog.=) e.key'
-      ' order by e.position',
-      v_target.key,
-      (select string_agg(format('%L, h.%I', c.name, c.name), ', ') from unnest(reaper_fetch.payload) as c (name)),
-      v_target.relation, v_target.matches);
-    perform set_config('search_path', v_target.search_path, true);
-    return query execute v_statement
-      using v_until, v_deadlines, v_keys, v_token,
-            array(select pgreaper._event_name(e.event) from unnest(v_events) as e (event)), v_ats, v_states, v_attempts;
-    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+  if v_target.relation is not null then
+    v_payloads := pgreaper._payloads(v_target, reaper_fetch.payload, v_keys);
   end if;
+  return query
+    select v_token, pgreaper._event_name(e.event), e.key, e.deadline, e.at, e.state, e.attempts, v_until, e.payload
+      from unnest(v_events, v_keys, v_deadlines, v_ats, v_states, v_attempts, v_payloads)
+             with ordinality as e (event, key, deadline, at, state, attempts, payload, position)
+     order by e.position;
 end;
 $function$;
 
