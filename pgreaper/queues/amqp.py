@@ -198,6 +198,17 @@ async def _close(connection: AbstractConnection) -> None:
         await asyncio.wait_for(connection.close(), 2.0)
 
 
+def _forget(connection: AbstractConnection) -> None:
+    """Close a connection that is not what it should be, while the caller goes on."""
+    closing = asyncio.create_task(_close(connection))
+    _closings.add(closing)
+    closing.add_done_callback(_closings.discard)
+
+
+# The event loop itself would not keep them.
+_closings: Final[set[asyncio.Task[None]]] = set()
+
+
 # -- events out
 
 
@@ -252,7 +263,7 @@ class AmqpSink:
         except Trouble as trouble:
             batch.trouble = trouble.error_class
         if batch.trouble:
-            await self._drop()
+            self._drop()
 
     async def _open(self) -> AbstractExchange:
         """The exchange, on the channel there is or on a new one.  Raises Trouble."""
@@ -260,7 +271,7 @@ class AmqpSink:
         if line and not line.connection.is_closed and not line.channel.is_closed:
             return line.exchange
         if line is None or line.connection.is_closed:
-            await self._drop()
+            self._drop()
             connection = await self._broker.connect()
         else:
             connection, self._line = line.connection, None
@@ -271,17 +282,17 @@ class AmqpSink:
                 await channel.get_queue(self._queue)
             exchange = await channel.get_exchange(self._exchange) if self._exchange else channel.default_exchange
         except BaseException as error:
-            await _close(connection)
+            _forget(connection)
             if isinstance(error, (AMQPError, OSError, RuntimeError)):
                 raise Trouble(_named(error, "NoSuchQueue" if self._queue else "NoSuchExchange")) from None
             raise
         self._line = _Line(connection, channel, exchange)
         return exchange
 
-    async def _drop(self) -> None:
+    def _drop(self) -> None:
         line, self._line = self._line, None
         if line is not None:
-            await _close(line.connection)
+            _forget(line.connection)
 
     async def _publish(self, exchange: AbstractExchange, batch: "_Batch") -> None:
         """Publish everything at once, except that the messages of one key go one after the other."""
@@ -297,6 +308,8 @@ class AmqpSink:
     async def _publish_singly(self, batch: "_Batch") -> None:
         """The broker closed the channel over one message and did not say which: one after the other finds it."""
         batch.trouble = None
+        # On a closed channel, what the library still had to write has closed the connection too, or will.
+        self._drop()
         for positions in batch.by_key:
             for position in positions:
                 if position in batch.confirmed or position in batch.refused:
@@ -306,6 +319,7 @@ class AmqpSink:
                 if batch.guilty_unknown:
                     batch.refused[position] = Refusal(batch.guilt, transient=False)
                     batch.trouble = None
+                    self._drop()
                 elif batch.trouble:
                     return
                 elif not taken:
@@ -494,7 +508,7 @@ class AmqpSource:
         while True:
             deliveries.wake.clear()
             if deliveries.lost:
-                await self._drop()
+                self._drop()
                 raise Trouble(deliveries.lost)
             if found := deliveries.take(limit, clock()):
                 return found
@@ -518,7 +532,7 @@ class AmqpSource:
             async with asyncio.timeout(_ANSWER):
                 await self._begin(deliveries, prefetch)
         except (AMQPError, OSError, RuntimeError) as error:
-            await _close(deliveries.connection)
+            _forget(deliveries.connection)
             self._deliveries = None
             raise Trouble(_named(error, "NoSuchQueue")) from None
         self._deliveries = deliveries
@@ -575,7 +589,8 @@ class AmqpSource:
         failures = _failures(handle.message) + 1
         marks = {_FAILURES: failures, _REASON: reason}
         if failures < self._attempts:
-            self._move(message, handle, float(2 ** (failures - 1)), marks)
+            # In the largest delay queue for a second, for two, and so on.
+            self._move(message, handle, 1.024 * 2 ** (failures - 1), marks)
         elif self._dead is not None:
             self._move(message, handle, None, marks)
         else:
@@ -641,16 +656,19 @@ class AmqpSource:
             deliveries.declared[name] = now
         return name
 
-    async def _drop(self) -> None:
+    def _drop(self) -> None:
         deliveries, self._deliveries = self._deliveries, None
         if deliveries is not None:
-            await _close(deliveries.connection)
+            _forget(deliveries.connection)
 
     async def _leave(self) -> None:
         deliveries = self._deliveries
-        if deliveries is not None and deliveries.moves:
+        if deliveries is None:
+            return
+        if deliveries.moves:
             await asyncio.wait(deliveries.moves, timeout=2.0)
-        await self._drop()
+        self._deliveries = None
+        await _close(deliveries.connection)
 
 
 async def _tell(handle: _Handle, word: Any) -> None:

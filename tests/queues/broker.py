@@ -155,11 +155,11 @@ class Broker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def url(self, queue: str | None = None, **options: str) -> str:
-        """The URL of a queue for --to and --from."""
+    def url(self, queue: str | None = None, *, port: int | None = None, **options: str) -> str:
+        """The URL of a queue for --to and --from, perhaps by way of another port."""
         options = ({"queue": queue} if queue else {}) | options
         more = "&".join(f"{name}={value}" for name, value in options.items())
-        return f"amqp://{self.user}:{self.password}@127.0.0.1:{self.port}/?{more}"
+        return f"amqp://{self.user}:{self.password}@127.0.0.1:{port or self.port}/?{more}"
 
     def start(self) -> None:
         self._server = self._run(SERVER)

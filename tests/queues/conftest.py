@@ -11,9 +11,9 @@ import asyncio
 import datetime
 import ipaddress
 from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+from uuid import uuid4
 
 import aio_pika
 import pytest
@@ -89,11 +89,10 @@ class Rabbit:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self._numbers = count(1)
 
     def queue(self, **arguments: Any) -> str:
         """Make a durable queue; ``max_length=10`` is its argument ``x-max-length``.  Returns its name."""
-        name = f"test-{self.broker.port}-{next(self._numbers)}-{id(self):x}"
+        name = f"test-{uuid4().hex[:12]}"
         spelled = {"x-" + key.replace("_", "-"): value for key, value in arguments.items()}
         self._do(lambda channel: channel.declare_queue(name, durable=True, arguments=spelled))
         return name
@@ -152,6 +151,15 @@ class Rabbit:
     def wait_for(self, queue: str, messages: int, seconds: float = 20.0) -> None:
         """Return as soon as so many are ready in it."""
         wait_until(lambda: self.count(queue) == messages, seconds, why=f"{queue} has {self.count(queue)}")
+
+    def wait_until_a_silent_client_is_thrown_out(self) -> None:
+        """Return when the broker has closed a connection with a heartbeat of a second that has sent none since now."""
+        before = self.broker.log().count("missed heartbeats")
+        with asyncio.Runner() as runner:
+            # Once it is there, nobody runs its loop.
+            connection = runner.run(aio_pika.connect(self.broker.url(), heartbeat=1, timeout=10))
+            wait_until(lambda: self.broker.log().count("missed heartbeats") > before)
+            runner.run(connection.close())
 
     def _do(self, what: Callable[[aio_pika.abc.AbstractChannel], Any]) -> Any:
         async def run() -> Any:
