@@ -128,7 +128,8 @@ def _show(run: RelayRun, *, as_json: bool, told: bool, silent: bool) -> None:
     if as_json:
         emit("relay", **_document(run))
     else:
-        if text := _summary(run):
+        # Among lines of JSON on stderr there is no place for it; they have told it.
+        if (text := _summary(run)) and not (silent and told):
             click.echo(text, err=silent)
         if run.trouble is not None and not told:
             click.echo(f"error: {one_line(run.trouble.message)}", err=True)
