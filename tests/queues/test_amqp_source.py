@@ -332,7 +332,7 @@ def test_an_acknowledgement_that_is_lost_brings_the_command_again(rabbitmq, rabb
 
 
 def test_a_broker_that_crashes_in_mid_stream_loses_nothing(rabbitmq, rabbit, open_source):
-    """Trouble until it is back; then all that was not acknowledged is there, and what it had not yet written of that."""
+    """Trouble until it is back; then all that was not acknowledged is there, and maybe what was, just before."""
     queue = rabbit.queue()
     rabbit.publish(queue, *bodies(300))
     source = open_source(rabbitmq.url(queue))
