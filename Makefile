@@ -14,15 +14,15 @@
 #   make clean  remove what the targets made
 #
 # Variables: PYTHON (an interpreter), PYTEST (arguments, e.g. PYTEST="-k claim -x"), JOBS (tests at once, each
-# with a server of its own; 1 on the one server that PGREAPER_TEST_DSN names),
-# VERSIONS of the matrix, SECONDS and SEED of the chaos (SEED=17 repeats the decisions of a run that had 17).
+# with a server of its own; 4, on two cores too, for most of them wait for something; 1 on the one server that
+# PGREAPER_TEST_DSN names), VERSIONS of the matrix, SECONDS and SEED of the chaos (SEED=17 repeats the decisions of a run that had 17).
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTHON ?=
 PYTEST ?=
-JOBS ?= $(if $(PGREAPER_TEST_DSN),0,2)
+JOBS ?= $(if $(PGREAPER_TEST_DSN),0,4)
 SECONDS ?= 60
 SEED ?=
 VERSIONS ?=
