@@ -221,6 +221,8 @@ class _Writer:
             producer.poll(min(_SLICE, max(until - time.monotonic(), 0)))
         if len(answers) < len(letters) or self._hopeless:
             self.trouble = self._heard or "Timeout"
+        if self.trouble or not all(answer is None or _is_of_the_message(answer) for answer in answers.values()):
+            # With what librdkafka remembers of the topic: it would not ask again for minutes.
             dropping = True
             self.close()
         return answers
@@ -369,7 +371,7 @@ class KafkaSource:
         self._waiting: list[tuple[float, int, Received]] = []
         self._numbers = itertools.count()
         self._trouble: str | None = None
-        self._has_joined = False
+        self._is_subscribed = self._has_joined = False
         self._is_closing = False
         self._consumer: Consumer | None = None
         self._open()
@@ -386,9 +388,16 @@ class KafkaSource:
                 self._consumer = Consumer(self._address.settings(_READER, rules))
             except KafkaException as error:
                 raise self._address.misfit(error) from None
-            self._has_joined = False
-            self._consumer.subscribe([self._topic], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lose)
+            self._is_subscribed = self._has_joined = False
         return self._consumer
+
+    def _subscribed(self) -> Consumer:
+        """The consumer, which asks for partitions from here on: whoever does so must poll."""
+        consumer = self._open()
+        if not self._is_subscribed:
+            self._is_subscribed = True
+            consumer.subscribe([self._topic], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lose)
+        return consumer
 
     # What librdkafka calls from inside a poll.
 
@@ -472,7 +481,7 @@ class KafkaSource:
 
     def _poll(self, limit: int, seconds: float) -> None:
         """Ask librdkafka, which also serves the group; what it has goes to the buffer."""
-        consumer = self._open()
+        consumer = self._subscribed()
         try:
             first = consumer.poll(seconds)
             records = [] if first is None else [first, *(consumer.consume(limit - 1, 0) if limit > 1 else ())]
@@ -566,12 +575,12 @@ class KafkaSource:
         headers = [*(record.headers() or ()), ("dead-reason", reason.encode()), ("dead-origin", origin.encode())]
         letter = _Letter(record.key(), record.value(), headers)
         answers = self._graves.write({0: letter}, until=time.monotonic() + _BURY_WITHIN)
-        if answers == {0: None}:
+        answer = answers.get(0)
+        if answer is None and answers:
             self._finish(handle)
             self._tell()
             return
         self._wait(message, _BURY_AGAIN)
-        answer = answers.get(0)
         raise Trouble(_class_of(answer) if answer is not None else self._graves.trouble or "Timeout")
 
     def keep(self, messages: Sequence[Received], *, seconds: float) -> None:

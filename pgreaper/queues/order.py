@@ -1,9 +1,9 @@
 """The order of events that share a key, for sinks that send many at once.  Knows no queue."""
 
+from collections import Counter
 from collections.abc import Sequence
-from itertools import zip_longest
 
-from pgreaper.queues import Message, by_key
+from pgreaper.queues import Message
 
 
 def waves(messages: Sequence[Message]) -> list[list[int]]:
@@ -13,4 +13,11 @@ def waves(messages: Sequence[Message]) -> list[list[int]]:
     A sink that sends one wave after the other, and of each key only what comes after a known answer, keeps the
     order of equal keys whatever happens within a wave.
     """
-    return [[position for position in wave if position is not None] for wave in zip_longest(*by_key(messages))]
+    found: list[list[int]] = []
+    seen: Counter[str] = Counter()
+    for position, message in enumerate(messages):
+        if seen[message.key] == len(found):
+            found.append([])
+        found[seen[message.key]].append(position)
+        seen[message.key] += 1
+    return found

@@ -12,14 +12,18 @@ import ctypes
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Numbers of requests in Kafka's protocol.
 PRODUCE, OFFSET_COMMIT = 0, 8
 # Its numbers of errors.
-NOT_ENOUGH_REPLICAS, MESSAGE_TOO_LARGE, TOPIC_AUTHORIZATION_FAILED = 19, 10, 29
+UNKNOWN_TOPIC, MESSAGE_TOO_LARGE, TOPIC_AUTHORIZATION_FAILED = 3, 10, 29
 
 
 @cache
@@ -93,6 +97,40 @@ class Kafka:
     def topic_error(self, topic: str, error: int) -> None:
         library().rd_kafka_mock_topic_set_error(self._cluster, topic.encode(), error)
 
+    def records(self, topic: str, partitions: int = 1) -> list[confluent_kafka.Message]:
+        """All that is in a topic now, partition by partition."""
+        reader = confluent_kafka.Consumer({"bootstrap.servers": self.servers, "group.id": "past pgreaper"})
+        try:
+            found: list[confluent_kafka.Message] = []
+            for number in range(partitions):
+                where = confluent_kafka.TopicPartition(topic, number, 0)
+                end = reader.get_watermark_offsets(where, timeout=10)[1]
+                reader.assign([where])
+                for _ in range(end):
+                    record = reader.poll(10)
+                    assert record is not None
+                    assert record.error() is None
+                    found.append(record)
+            return found
+        finally:
+            reader.close()
+
+    def write(self, topic: str, *bodies: bytes, partition: int = 0) -> None:
+        """Put messages into a partition."""
+        writer = confluent_kafka.Producer({"bootstrap.servers": self.servers})
+        for body in bodies:
+            writer.produce(topic, body, key=b"key of " + body, headers=[("origin", b"tests")], partition=partition)
+        assert writer.flush(10) == 0
+
+    def committed(self, topic: str, partition: int = 0, *, group: str = "listeners") -> int | None:
+        """The offset that a group has committed."""
+        reader = confluent_kafka.Consumer({"bootstrap.servers": self.servers, "group.id": group})
+        try:
+            told = reader.committed([confluent_kafka.TopicPartition(topic, partition)], timeout=10)[0]
+            return told.offset if told.offset >= 0 else None
+        finally:
+            reader.close()
+
     def answer(self, request: int, *errors: int) -> None:
         """The next answers to this kind of request are these errors."""
         push: Any = library().rd_kafka_mock_push_request_errors
@@ -103,3 +141,11 @@ class Kafka:
     def close(self) -> None:
         library().rd_kafka_mock_cluster_destroy(self._cluster)
         library().rd_kafka_destroy(self._handle)
+
+
+@pytest.fixture
+def kafka() -> Iterator[Kafka]:
+    """One broker of this test's own, which costs a tenth of a second."""
+    cluster = Kafka()
+    yield cluster
+    cluster.close()
