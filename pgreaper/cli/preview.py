@@ -1,9 +1,12 @@
 """``pgreaper preview``: what a run would meet now."""
 
+from contextlib import suppress
+
 import click
 
+from pgreaper.api import Reaper
 from pgreaper.cli.common import common_options, database, document, emit, unknown_policy
-from pgreaper.errors import UnknownPolicy
+from pgreaper.errors import DatabaseBusy, ReaperError, TableLocked, UnknownPolicy
 from pgreaper.overview import CAP
 from pgreaper.records import Preview
 from pgreaper.render import show_facts
@@ -23,21 +26,36 @@ def preview(*, policy: str, database_url: str | None, as_json: bool) -> None:
     with database(database_url) as reaper:
         try:
             found = reaper.preview(policy)
+            resting = reaper.resting([policy]).get(policy)
+            suspended = reaper.suspended([policy]).get(policy)
         except UnknownPolicy:
             raise unknown_policy(policy, list(reaper.batches())) from None
+        except DatabaseBusy as error:
+            raise _whose_lock(reaper, policy, error) from None
     if as_json:
         emit("preview", **document(found))
     else:
-        show_facts(f"policy {visible(policy)}, as of now", _facts(found))
+        show_facts(f"policy {visible(policy)}, as of now", _facts(found, resting, suspended))
 
 
-def _facts(p: Preview) -> list[tuple[str, str] | None]:
+def _whose_lock(reaper: Reaper, policy: str, error: DatabaseBusy) -> ReaperError:
+    """Nothing waits for a row here, so it is the table."""
+    with suppress(ReaperError):
+        if (who := reaper.table_lock(policy)) is not None:
+            hint = "Its rows can be counted when that transaction is over."
+            return TableLocked(who, hint=hint, sqlstate=error.sqlstate, original=error.original)
+    return error
+
+
+def _facts(p: Preview, resting: str | None, suspended: str | None) -> list[tuple[str, str] | None]:
     facts: list[tuple[str, str] | None] = [
+        *([("nothing is claimed", resting)] if resting is not None else []),
+        *([("suspended", suspended)] if suspended is not None else []),
         (
             "due",
             count(p.due, capped=p.due_capped) + (f", the oldest since {instant(p.oldest_deadline)}" if p.due else ""),
         ),
-        ("locked by others", "not known" if p.locked is None else f"{count(p.locked)} of these"),
+        ("locked by others", "not known" if p.locked is None else count(p.locked) + (" of these" if p.locked else "")),
         ("leased to workers", count(p.leased)),
         ("waiting for a retry", count(p.retrying, capped=p.retrying >= CAP)),
         ("dead letters", count(p.dead, capped=p.dead >= CAP)),

@@ -60,6 +60,9 @@ _COMMAND = "bold cyan"
 # Policies about which a screen says what is wrong; the table has all of them.
 _TOLD = 12
 _WIDEST = 200
+# Of a policy's name so much is to be seen, and what makes room for it, the first first.
+_NAMED = 24
+_DROPPED = ("target", "expired", "last", "/min", "retry", "leased", "owner", "per min", "last 15 min", "by age")
 
 
 @click.command()
@@ -263,6 +266,13 @@ def _table(found: Overview, width: int, signs: Glyphs) -> list[Line]:
     kept = [column for column in columns if width >= column[2]]
     room = [max([cells(title), *(cells(text) for text, _ in found_)]) for title, _, _, found_ in kept]
     left = width - sum(room) - 2 * len(room)
+    wanted = min(max(cells(visible(view.status.policy)) for view in found.policies), _NAMED)
+    for title in _DROPPED:
+        # A policy that nobody can tell from another is of no use; the figures are told with POLICY.
+        index = next((i for i, column in enumerate(kept) if column[0] == title), None)
+        if left < wanted and index is not None:
+            left += room.pop(index) + 2
+            kept.pop(index)
     names = [clip(view.status.policy, max(left, 8), signs) for view in found.policies]
     first = max([len("policy"), *map(cells, names)])
     header: Line = [(padded("policy", first), "bold")]
@@ -352,8 +362,8 @@ def _notice(notice: Notice, name: str, owner: str, width: int, signs: Glyphs) ->
     since = f" since {instant(notice.since)}" if notice.since is not None else ""
     told = wrapped(
         [
-            (name, "bold"),
-            (f" {notice.state}{since}", _STYLES[notice.state]),
+            *([(f"{name} ", "bold")] if name else []),
+            (f"{notice.state}{since}", _STYLES[notice.state]),
             (f": {notice.what}", ""),
             (f" (owner: {clip(owner, 40, signs)})", ""),
         ],
@@ -384,7 +394,7 @@ def _one(view: View, found: Overview, width: int, signs: Glyphs) -> list[Line]:
     )
     screen += [[]] if view.notices else []
     for notice in view.notices:
-        screen += _notice(notice, clip(s.policy, max(width // 3, 12), signs), s.owner, width, signs)
+        screen += _notice(notice, "", s.owner, width, signs)
     facts: list[tuple[str, str, str] | None] = [
         None,
         ("target", s.target, ""),

@@ -107,7 +107,8 @@ begin
                                  pgreaper._error_class(sqlstate), sqlstate) end;
     when lock_not_available then
       state := 'broken';
-      reason := format('%I.%I is locked by another session', policy.target_schema, policy.target_table);
+      reason := coalesce(pgreaper._table_lock(policy.name),
+        format('table %I.%I is locked by another session', policy.target_schema, policy.target_table));
     -- One broken policy must not hide the others.  The server's words may carry values of rows.
     when others then
       state := 'broken';

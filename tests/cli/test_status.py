@@ -331,7 +331,7 @@ def test_one_policy_in_depth(look, db, holds):
         r"due +6, the oldest for 2\d s",
         r"leased +4$",
         r"dead letters +1$",
-        r"backlog +under 1 minute +█+ +11$",
+        r"backlog +under 1 minute +█+ +6$",
         r"lateness +p50 .*, p99 .*, max 50 s|lateness +p50 .*, max \d+ s",
         r"claim to start +p50 .+, p99 .+",
         r"claim to finish +p50 .+, p99 .+",
@@ -409,6 +409,19 @@ def test_the_table_has_all_of_it_at_80(pgreaper, holds):
     wide = pgreaper("status", COLUMNS="200").out.splitlines()[3]
     assert {"leased", "retry", "last", "owner", "expired", "target"} <= set(wide.split())
     assert max(map(len, pgreaper("status", COLUMNS="junk").out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160])
+def test_policies_are_told_apart_by_their_names(db, holds, in_process, monkeypatch, width):
+    """Figures give way to a name; what is dropped is told about one policy."""
+    names = [f"bookings-of-the-shop-{n}" for n in ("b", "a")]
+    for name in names:
+        holds.register(name, owner="platform-reliability-engineering@example.com")
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = in_process("status").out.splitlines()
+    assert [line.split()[0] for line in lines[4:6]] == sorted(names)
+    assert max(map(len, lines)) <= width
+    assert {"state", "due", "waits/goal", "dead"} <= set(lines[3].split())
 
 
 @pytest.mark.parametrize(

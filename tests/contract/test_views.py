@@ -109,12 +109,12 @@ def test_status_of_a_paused_and_of_a_broken_policy(core, holds):
 
 
 def test_status_of_a_table_that_is_locked(committed, core, holds):
-    """Looking waits half a second and then says so."""
+    """Looking waits for a moment and then says so, and who has it."""
     core.register()
     other = committed(autocommit=False)
     other.execute("lock table holds in access exclusive mode")
     assert core.rows("select state, reason from pgreaper.status") == [
-        ("broken", "public.holds is locked by another session")
+        ("broken", f"table public.holds is locked by backend {other.info.backend_pid} (AccessExclusiveLock)")
     ]
     other.rollback()
 
