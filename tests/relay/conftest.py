@@ -20,6 +20,7 @@ from pgreaper.queues import Message, Refusal, Sent
 from pgreaper.relay import Relay, RelayRun, Settings
 from tests.cli.conftest import in_process, pgreaper, start, wait_until  # noqa: F401
 from tests.driver.conftest import Beside, proxy, work  # noqa: F401
+from tests.queues.aws import aws, moto  # noqa: F401
 from tests.queues.conftest import certificates, endpoint, kafka, rabbit, rabbitmq  # noqa: F401
 
 if TYPE_CHECKING:

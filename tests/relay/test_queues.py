@@ -91,6 +91,22 @@ def test_a_topic_of_kafka(in_process, opened, expired, identities, kafka):
     assert all(json.loads(r.value())["key"].encode() == r.key() for r in records)
 
 
+def test_a_queue_of_sqs(in_process, opened, expired, identities, aws):
+    """An answer is cut off after the queue has the events: trouble, and the next run sends those again."""
+    opened()
+    expired(30)
+    queue = aws.queue()
+    cut = iter([aws.front.CUT] * 20)
+    aws.front.after = lambda operation, asked, answer: (operation == "SendMessageBatch" and next(cut, None)) or None
+    lost = in_process("relay", "holds", "--once", "--to", aws.url(queue))
+    assert (lost.code, "sqs://" in lost.err) == (75, True)
+    aws.front.after = lambda operation, asked, answer: None
+    done = in_process("relay", "holds", "--once", "--to", aws.url(queue))
+    arrived = Counter(told([message["Body"] for message in aws.drain(queue)]))
+    assert (done.code, set(arrived)) == (0, identities())
+    assert arrived.total() > 30
+
+
 # -- somebody dies
 
 
