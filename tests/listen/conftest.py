@@ -17,7 +17,9 @@ from pgreaper.listen import Listener, Run, Settings
 from pgreaper.logs import sentences
 from pgreaper.queues.lines import StdinSource
 from tests.cli.conftest import in_process, pgreaper, start, wait_until  # noqa: F401
+from tests.queues.aws import aws, moto  # noqa: F401
 from tests.queues.conftest import certificates, rabbit, rabbitmq  # noqa: F401
+from tests.queues.kafka_cluster import kafka  # noqa: F401
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -129,6 +131,8 @@ def listen(dsn: str) -> Iterator[Callable[..., tuple[Run, Witness, list[str]]]]:
             lines: list[str] = []
             errors: list[BaseException] = []
             witness = Witness(source or StdinSource(read))
+            # A message that is never settled is a failure, and no test that hangs.
+            settings = {"max_seconds": 30} | settings
             listener = Listener(
                 resolve(url), witness, Settings(**settings), log=sentences(lines.append), visibility=visibility
             )
