@@ -19,6 +19,8 @@ import aio_pika
 import pytest
 
 from pgreaper.queues import Message
+from tests.queues.aws import aws as aws
+from tests.queues.aws import moto as moto
 from tests.queues.broker import SERVER, Broker, wait_until
 from tests.queues.endpoint import Endpoint
 from tests.queues.kafka_cluster import kafka as kafka
