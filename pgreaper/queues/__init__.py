@@ -167,14 +167,6 @@ class Source(Protocol):
         ...
 
 
-def by_key(messages: Sequence[Message]) -> list[list[int]]:
-    """The positions of the messages of each key, in order: what a sink sends one after the other."""
-    positions: dict[str, list[int]] = {}
-    for position, message in enumerate(messages):
-        positions.setdefault(message.key, []).append(position)
-    return list(positions.values())
-
-
 # -- which module speaks to which URL
 
 

@@ -46,8 +46,9 @@ from aio_pika.exceptions import (
 from aiormq.exceptions import ChannelAccessRefused, InvalidFrameError
 
 from pgreaper.errors import InvalidInput
-from pgreaper.queues import Message, Received, Refusal, Sent, Trouble, Url, by_key
+from pgreaper.queues import Message, Received, Refusal, Sent, Trouble, Url
 from pgreaper.queues.loop import Loop
+from pgreaper.queues.order import by_key
 from pgreaper.text import visible
 
 _R = TypeVar("_R")
@@ -412,18 +413,25 @@ class _Deliveries:
         self.connection = connection
         self.channel: AbstractChannel | None = None
         self.queue: AbstractQueue | None = None
-        self.outgoing: AbstractChannel | None = None
+        # A connection of its own for copies: a broker that is short of memory stops reading from one that publishes,
+        # and would not hear our acknowledgements on it.
+        self.outgoing: AbstractConnection | None = None
+        self.copies: AbstractChannel | None = None
         self.tag = ""
         self.prefetch = 0
         self.ready: deque[Received] = deque()
         # Put off for a moment: (when, a number that keeps equal times apart, what).
         self.held: list[tuple[float, int, Received]] = []
         self.numbers = count()
+        self.opening = asyncio.Lock()
         self.moves: set[asyncio.Task[None]] = set()
         # When each delay queue was last said to be needed.
         self.declared: dict[str, float] = {}
         self.lost: str | None = None
         self.wake = asyncio.Event()
+
+    def connections(self) -> list[AbstractConnection]:
+        return [self.connection] + ([self.outgoing] if self.outgoing is not None else [])
 
     def lose(self, error_class: str) -> None:
         self.lost = self.lost or error_class
@@ -532,8 +540,8 @@ class AmqpSource:
             async with asyncio.timeout(_ANSWER):
                 await self._begin(deliveries, prefetch)
         except (AMQPError, OSError, RuntimeError) as error:
-            _forget(deliveries.connection)
-            self._deliveries = None
+            self._deliveries = deliveries
+            self._drop()
             raise Trouble(_named(error, "NoSuchQueue")) from None
         self._deliveries = deliveries
         return deliveries
@@ -607,7 +615,7 @@ class AmqpSource:
         deliveries = handle.deliveries
         try:
             async with asyncio.timeout(_ANSWER):
-                channel = await self._outgoing(deliveries)
+                channel = await self._copies(deliveries)
                 queue = await self._delay_queue(deliveries, channel, seconds) if seconds is not None else self._dead
                 copy = _copy(handle.message, marks)
                 answer = await channel.default_exchange.publish(copy, queue or "", mandatory=True)
@@ -623,11 +631,14 @@ class AmqpSource:
         except (AMQPError, OSError, RuntimeError) as error:
             deliveries.lose(_named(error))
 
-    async def _outgoing(self, deliveries: _Deliveries) -> AbstractChannel:
-        """The channel for copies: another one, because a refused declaration closes it."""
-        if deliveries.outgoing is None or deliveries.outgoing.is_closed:
-            deliveries.outgoing = await deliveries.connection.channel()
-        return deliveries.outgoing
+    async def _copies(self, deliveries: _Deliveries) -> AbstractChannel:
+        """The channel for copies, on the other connection.  Raises Trouble."""
+        async with deliveries.opening:
+            if deliveries.outgoing is None or deliveries.outgoing.is_closed:
+                deliveries.outgoing = await self._broker.connect()
+            if deliveries.copies is None or deliveries.copies.is_closed:
+                deliveries.copies = await deliveries.outgoing.channel()
+            return deliveries.copies
 
     async def _delay_queue(self, deliveries: _Deliveries, channel: AbstractChannel, seconds: float) -> str:
         """The largest delay queue that is not too long.  It lives for as long as something can wait in it."""
@@ -659,7 +670,8 @@ class AmqpSource:
     def _drop(self) -> None:
         deliveries, self._deliveries = self._deliveries, None
         if deliveries is not None:
-            _forget(deliveries.connection)
+            for connection in deliveries.connections():
+                _forget(connection)
 
     async def _leave(self) -> None:
         deliveries = self._deliveries
@@ -668,7 +680,7 @@ class AmqpSource:
         if deliveries.moves:
             await asyncio.wait(deliveries.moves, timeout=2.0)
         self._deliveries = None
-        await _close(deliveries.connection)
+        await asyncio.gather(*map(_close, deliveries.connections()))
 
 
 async def _tell(handle: _Handle, word: Any) -> None:

@@ -25,8 +25,9 @@ from urllib.parse import quote
 import httpx
 
 from pgreaper import __version__
-from pgreaper.queues import Message, Refusal, Sent, Url, by_key
+from pgreaper.queues import ESCAPES, Message, Refusal, Sent, Url
 from pgreaper.queues.loop import Loop
+from pgreaper.queues.order import by_key
 
 # What it logs repeats the whole URL, and a webhook's path or query is often its password.
 logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -50,9 +51,16 @@ _LONGEST_RETRY_AFTER: Final = 86400.0
 
 
 def open_sink(url: Url) -> "HttpSink":
-    """The URL is the endpoint's own, options included; a user and a password go as basic authentication."""
+    """
+    The URL is the endpoint's own, options included; a user and a password go as basic authentication.
+
+    Raises InvalidInput.
+    """
     url.endpoint(443 if url.scheme == "https" else 80)
-    return HttpSink(url)
+    try:
+        return HttpSink(url)
+    except httpx.InvalidURL:
+        raise url.refused("cannot be asked for anything", hint=ESCAPES) from None
 
 
 class HttpSink:
@@ -62,7 +70,7 @@ class HttpSink:
         # Neither path nor query: they are what a webhook is kept secret with.
         self.name = f"{url.scheme}://{url.host}"
         authority = url.text.partition("//")[2].partition("/")[0].partition("?")[0]
-        self._endpoint = url.text.replace(authority, url.host, 1)
+        self._endpoint = httpx.URL(url.text.replace(authority, url.host, 1))
         self._auth = (url.user, url.password or "") if url.user is not None else None
         self._loop = Loop("http-sink")
         self._client: httpx.AsyncClient | None = None

@@ -236,6 +236,23 @@ def test_a_role_that_may_make_no_queue_hears_of_it(rabbitmq, rabbit, open_source
         rabbitmq.control("delete_user", "narrow")
 
 
+def test_a_broker_without_room_hears_what_was_done(rabbitmq, rabbit, open_source):
+    """It takes no command that is put off, and must not stop listening to the connection with the others for that."""
+    queue = rabbit.queue()
+    rabbit.publish(queue, b"early", b"due")
+    source = open_source(rabbitmq.url(queue))
+    early, due = receive(source, 2)
+    rabbitmq.control("set_vm_memory_high_watermark", "0.000001")
+    try:
+        source.later(early, seconds=60)
+        wait_until(lambda: source._deliveries and source._deliveries.outgoing)
+        source.done([due])
+        source.close()
+        assert [m.body for m in rabbit.drain(queue)] == [b"early"]
+    finally:
+        rabbitmq.control("set_vm_memory_high_watermark", "0.4")
+
+
 # -- reject
 
 
