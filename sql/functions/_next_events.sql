@@ -80,7 +80,11 @@ begin
 
   settled := relay.settled + pgreaper._spans(parked)
     + coalesce((select range_agg(int8range(o.id << 20, (o.id + 1) << 20)) from unnest(v_others) as o (id)), '{}');
-  if v_last is not null and _next_events.final is not null then
+  if cardinality(events) < _next_events.wanted then
+    -- Read to the end, so what was settled before has been seen again where it is open.
+    v_last := greatest(v_last, (upper(relay.settled) >> 20) - 1);
+  end if;
+  if _next_events.final is not null then
     settled := settled
       + (int8multirange(int8range(null, (least(_next_events.final, v_last) + 1) << 20)) - _next_events.leased
          - coalesce((select range_agg(int8range(o.id << 20, (o.id + 1) << 20)) from unnest(v_ours) as o (id)), '{}'));

@@ -6,6 +6,8 @@ from datetime import timedelta
 
 import pytest
 
+from tests.contract.relays import Relay
+
 BOOKS = (
     "select (select count(*) from pgreaper.claims), (select count(*) from pgreaper.transitions),"
     " (select count(*) from pgreaper.events where kind <> 'register')"
@@ -140,6 +142,48 @@ def test_two_at_once_share_the_work(core, old, committed):
     first.commit()
     prune(core)
     assert core.rows(BOOKS) == [(0, 0, 0)]
+
+
+def test_what_a_relay_has_not_delivered_stays(core, old):
+    """Rows of the trail go when every relay of the policy is past them; a relay of another policy keeps nothing."""
+    core.do("create table others (like holds including all)")
+    core.register("q", "others")
+    for policy, name in (("p", "quick"), ("p", "slow"), ("q", "other")):
+        core.call("reaper_relay", policy=policy, relay=name, backfill=True)
+    quick, slow = Relay(core, "quick"), Relay(core, "slow")
+    assert len(quick.drain()) == 20
+    # Three rows, and half of the fourth; the fifth is on its way.
+    assert len(slow.keys(batch=7)) == 7
+    slow.fetch(batch=3)
+    prune(core)
+    assert core.rows(BOOKS)[0][1] == 7
+    core.do("update pgreaper.deliveries set lease_until = '-infinity' where finished_at is null")
+    assert len(slow.drain()) == 13
+    prune(core)
+    assert core.rows(BOOKS)[0][1] == 0
+
+
+def test_what_was_given_up_stays(core, old, set_clock):
+    """A row that tells of a dead event, or of one that waits, goes when that one is settled."""
+    core.call("reaper_relay", policy="p", backfill=True)
+    relay = Relay(core)
+    batch = relay.fetch()
+    relay.refuse(batch, batch[0].key)
+    assert prune(core)[0]["transitions"] == 9
+    core.call("reaper_resend", relay="p")
+    assert prune(core)[0]["transitions"] == 0
+    [event] = relay.fetch()
+    assert event == batch[0]._replace(token=event.token, lease_until=event.lease_until)
+    relay.ack([event])
+    assert prune(core)[0]["transitions"] == 1
+
+
+def test_a_relay_that_is_removed_keeps_nothing(core, old):
+    """Nobody delivers it any more."""
+    core.call("reaper_relay", policy="p", backfill=True)
+    assert prune(core)[0]["transitions"] == 0
+    core.do("select pgreaper.reaper_unrelay('p')")
+    assert prune(core)[0]["transitions"] == 10
 
 
 @pytest.mark.parametrize(

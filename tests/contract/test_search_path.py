@@ -169,6 +169,29 @@ def test_the_traps_are_set(hostile, core):
     assert operators > 450
 
 
+FETCH = "select token, event, payload from pgreaper.reaper_fetch('p', payload => '{note}')"
+
+
+def relay(victim: Connection, events: int, *, moved: bool) -> None:
+    """Everything that a relay does; ``moved``: the state is part of the key, so the key of then is nobody's now."""
+    victim.execute("select pgreaper.reaper_relay('p', backfill => true)")
+    ack = "select pgreaper.reaper_ack(%s, '{}', array[%s::pg_catalog.text], '{E}', array[%s::pg_catalog.bool])"
+    for transient in ("t", "f"):
+        batch = victim.execute(FETCH).fetchall()
+        assert len(batch) == events
+        if not batch:
+            break
+        assert {payload is None for _, _, payload in batch} == {moved}
+        victim.execute("select pgreaper.reaper_keep(%s)", [batch[0][0]])
+        victim.execute(ack, [batch[0][0], batch[0][1], transient])
+        events -= 1
+    victim.execute("select pgreaper.reaper_resend('p')")
+    victim.execute("table pgreaper.relay_status")
+    for token, _, _ in victim.execute(FETCH).fetchall()[:1]:
+        victim.execute("select pgreaper.reaper_ack(%s)", [token])
+    victim.execute("select pgreaper.reaper_unrelay('p')")
+
+
 @pytest.mark.parametrize("kind", TARGETS)
 def test_c060_nothing_is_hijacked(hostile, core, dsn, kind):
     """Every function and view, through the driver and in plain SQL, over every kind of target: no trap springs."""
@@ -225,6 +248,8 @@ def test_c060_nothing_is_hijacked(hostile, core, dsn, kind):
         # Sweep.
         lay()
         assert reaper.sweep("p", batch=5) == few
+        # The trail passed on: payload, refusal, retry, dead, tried again, kept, given back, removed.
+        relay(victim, few, moved=kind == "parted")
         # Claim, payload, keys apart, renewal, release, expiry, and the same answer again.
         core.do(f"delete from {target}")
         lay()
