@@ -2,6 +2,7 @@
 
 import os
 import sys
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
@@ -170,7 +171,7 @@ def _summary(run: RelayRun) -> str:
             (run.delivered, "delivered"),
             (run.retried, "refused, to be tried again"),
             (run.dead, "given up"),
-            (run.returned, "given back"),
+            (run.returned, "to be sent again"),
             (run.lost, "left to another process"),
         )
         if number
@@ -219,6 +220,7 @@ def list_(*, name: str | None, database_url: str | None, as_json: bool) -> None:
         found = reaper.relays(name)
         if name is not None and not found:
             raise _unknown(name, reaper)
+        now = reaper.clock()
     if as_json:
         emit("relays list", relays=[document(relay) for relay in found])
         return
@@ -248,7 +250,7 @@ def list_(*, name: str | None, database_url: str | None, as_json: bool) -> None:
             duration(r.latency_p50),
             duration(r.latency_p99),
             instant(r.last_delivered_at),
-            _trouble(r),
+            _trouble(r, now),
         ]
         for r in found
     ]
@@ -377,10 +379,10 @@ def _dry(found: list[DeadEvent], *, as_json: bool) -> None:
     show_line(f"{plural(len(found), 'event')} would be sent again")
 
 
-def _trouble(relay: RelayStatus) -> str:
-    if relay.trouble is None:
+def _trouble(relay: RelayStatus, now: datetime) -> str:
+    if relay.trouble is None or relay.trouble_since is None:
         return ""
-    return f"{visible(relay.trouble, 30)} since {instant(relay.trouble_since)}"
+    return f"{visible(relay.trouble, 30)} for {duration(max(now - relay.trouble_since, timedelta()))}"
 
 
 def _unknown(name: str, reaper: Reaper) -> UnknownPolicy:

@@ -38,7 +38,7 @@ def test_trouble_is_in_the_list(in_process, opened, expired, relaying):
     relaying(Queue(away))
     (relay,) = in_process("relays", "list", "--json").json["relays"]
     assert (relay["trouble"], relay["waiting"], relay["oldest_waiting_seconds"] > 0) == ("ConnectionRefused", 3, True)
-    assert "ConnectionRefused since 20" in in_process("relays", "list").out
+    assert "ConnectionRefused for " in in_process("relays", "list").out
 
 
 def test_a_dead_event_and_the_command_that_resends_it(in_process, opened, dead, relaying):
