@@ -45,7 +45,7 @@ def test_a_url_is_taken_apart():
         (f"amqps://u:{SECRET}@h/?queue=q&cacertfile=/none", "cannot be read: FileNotFoundError", "PEM"),
         (f"amqp://u:{SECRET}@h/?exchange=e&routing_key={'k' * 256}", "routing_key that is too long", "255"),
         (f"https://u:{SECRET}@:1/", "has a host or a port that is none", "write @ as %40"),
-        (f"https://xn--zzzzzzz9999.{SECRET}/", "cannot be asked for anything", "write @ as %40"),
+        (f"https://h/{SECRET * 20_000}", "cannot be asked for anything", "write @ as %40"),
         ("stdout:file", "takes nothing behind the colon", "redirect it in the shell"),
     ],
 )
