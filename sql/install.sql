@@ -140,6 +140,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/reaper_sweep.sql
 
 -- Commands from outside.
+\ir functions/_is_key.sql
 \ir functions/_named_holds.sql
 \ir functions/reaper_expire_keys.sql
 

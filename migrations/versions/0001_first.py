@@ -118,6 +118,7 @@ FILES: tuple[str, ...] = (
     "functions/_outlasted.sql",
     "functions/_sweep_step.sql",
     "functions/reaper_sweep.sql",
+    "functions/_is_key.sql",
     "functions/_named_holds.sql",
     "functions/reaper_expire_keys.sql",
     "functions/reaper_replay.sql",

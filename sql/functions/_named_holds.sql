@@ -9,6 +9,7 @@
 -- Promises
 --   * One row a name.
 --   * A name that the key's type does not take is `wrong`, and the others are found all the same.
+--   * What a view raises is raised: no name is wrong because of a row.
 create function pgreaper._named_holds(
   policy pgreaper.policies,
   target pgreaper._target,
@@ -40,7 +41,7 @@ begin
     execute v_statement into v_all using v_cutoff, null, _named_holds.names;
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
   exception
-    -- What a type, or the check of a domain, says of a text; whose, is not told.
+    -- What the type says of one of them, perhaps; of which, is not told.
     when data_exception or integrity_constraint_violation then
       v_all := null;
   end;
@@ -64,9 +65,12 @@ begin
       execute v_statement into v_found using v_cutoff, null, v_keys;
       perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
       v_hold := v_found[1];
-      v_hold.wrong := false;
+      v_hold.wrong := v_found is null and cardinality(policy.key_columns) > 1 and not pgreaper._is_key(policy, target, v_name);
     exception
       when data_exception or integrity_constraint_violation then
+        if pgreaper._is_key(policy, target, v_name) then
+          raise;
+        end if;
         v_hold.wrong := true;
     end;
     v_hold.name := v_name;

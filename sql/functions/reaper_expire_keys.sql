@@ -78,7 +78,7 @@ begin
 
   v_target := pgreaper._target(v_policy, reaper_expire_keys.search_path);
   v_target.instant := (pgreaper._target(v_policy, reaper_expire_keys.search_path, application => true)).instant;
-  v_target.settle := v_own_transaction;
+  v_target.settle := coalesce(v_target.settle, true) and v_own_transaction;
   v_named := array(
     select n from pgreaper._named_holds(v_policy, v_target, v_now, array(select distinct k.key from unnest(reaper_expire_keys.keys) as k (key))) as n);
 

@@ -116,6 +116,13 @@ def test_duplicates_and_order_in_one_call(core, holds):
     assert trail(core) == {"1": 1, "2": 1, "3": 1}
 
 
+def test_two_spellings_are_one_hold_to_the_rate_limit(core, holds):
+    """What is given twice is spent once."""
+    holds.due(2)
+    core.register(rate_limit=2)
+    assert command(core, "1", "01", "001", "2") == dict.fromkeys(("1", "01", "001", "2"), ("expired", "expired"))
+
+
 def test_only_what_is_named(core, holds):
     """Others that are due are not touched."""
     holds.due(3)
@@ -128,7 +135,7 @@ def test_a_key_that_no_hold_has(core, holds):
     """It is no error, and nobody can fill the books with such keys."""
     core.register()
     assert command(core, "77") == {"77": ("not-eligible", None)}
-    assert events(core) == []
+    assert core.column("select kind from pgreaper.events") == ["register"]
 
 
 @pytest.mark.parametrize("wrong", ["x", "", "1.5", "99999999999999999999", '["1"]'])
@@ -139,6 +146,34 @@ def test_a_key_that_no_hold_could_have(core, holds, wrong):
     assert command(core, "1", wrong, "2") == {
         "1": ("expired", "expired"), wrong: ("wrong-key", None), "2": ("expired", "expired"),
     }  # fmt: skip
+
+
+def test_a_view_that_fails_makes_no_key_wrong(core, holds):
+    """Whatever a row raises is raised, and nothing happened: good commands must not end among the poison."""
+    holds.due(2)
+    core.do("create view seen as select id, status, expires_at from holds where 1 / (2 - id) is not null")
+    core.register(target="seen")
+    assert core.refused("select pgreaper.reaper_expire_keys('p', '{2}')").sqlstate == "22012"
+    assert command(core, "1", "x") == {"1": ("expired", "expired"), "x": ("wrong-key", None)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "given"),
+    [
+        ("a int, b date, primary key (a, b)", '["1", "2026-13-01"]'),
+        ("a int, b date, primary key (a, b)", "1"),
+        ("a int, b date, primary key (a, b)", '["1"'),
+        ("id uuid primary key", "7"),
+        ("id positive primary key", "-7"),
+        ("id mood primary key", "glad"),
+    ],
+)
+def test_keys_that_their_types_refuse(core, columns, given):
+    """Of any kind, in each of their columns."""
+    core.do("create domain positive as int check (value > 0)", "create type mood as enum ('sad')")
+    core.do(f"create table t ({columns}, status text default 'held', expires_at timestamptz default '-infinity')")
+    core.register(target="t")
+    assert command(core, given) == {given: ("wrong-key", None)}
 
 
 @pytest.mark.parametrize(

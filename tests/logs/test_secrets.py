@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import pytest
 
 from pgreaper.cli import COMMANDS, main
 from pgreaper.embedded import Cluster
-from tests.cli.conftest import Result, environment, in_process, pgreaper, start, wait_until  # noqa: F401
+from tests.cli.conftest import PGREAPER, Result, environment, in_process, pgreaper, start, wait_until  # noqa: F401
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +36,7 @@ READING = ["42501", "42P01", "42703", "22012", "P0001", "55P03"]
 COVERED = {
     "work", "preview", "status", "policies", "dead", "history", "doctor", "verify", "discover", "pause", "resume",
     "register", "unregister", "cron", "check", "metrics", "report", "prune",
+    "listen",
 }  # fmt: skip
 # They meet no row: a server of their own, templates, a file, rights on objects, our own SQL.
 ELSEWHERE = {"demo", "deploy", "heartbeat", "grant", "revoke", "install", "uninstall"}
@@ -204,6 +206,33 @@ def test_c062_nothing_private_is_in_any_output_or_book(db, planted, handlers, in
     assert not leaks, "\n".join(f"{run}: {leak}" for run, leak in leaks.items())
     assert db.execute("select count(*) from pgreaper.dead_letters").fetchone()[0] > 20
     assert db.execute("select count(*) from tickets where status = 'expired'").fetchone()[0] > 0
+    assert not found(books(db))
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_c062_commands_from_a_queue_say_nothing(db, planted, dsn, form):
+    """Commands for every hold, and messages that are none: neither what fails nor what is in a message is told."""
+    rows = db.execute("select p.name, t.id from pgreaper.policies as p, tickets as t").fetchall()
+    messages = [json.dumps({"policy": policy, "key": key}) for policy, key in rows]
+    messages += [
+        json.dumps({"policy": "s3cr3t-policy", "key": 1}),
+        json.dumps({"policy": "check", "key": "s3cr3t-key"}),
+    ]
+    done = subprocess.run(
+        [*PGREAPER, "listen", "--from", "stdin:", "--once", "--log-format", form, "--json"],
+        input="\n".join([*messages, "s3cr3t-body", '{"policy": ["s3cr3t-list"]}']),
+        env=environment(dsn),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    run = Result(done.returncode, done.stdout, done.stderr)
+    assert run.code == 1, run
+    assert not found(said(run)), run
+    assert run.json["outcomes"]["expired"] > 0
+    assert run.json["outcomes"]["dead-letter"] + run.json["outcomes"]["retry"] > 10
+    assert run.json["rejected"] == {"Malformed": 2, "UnknownPolicy": 1, "WrongKey": 1}
     assert not found(books(db))
 
 
