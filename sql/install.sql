@@ -41,8 +41,8 @@ set local search_path = pg_catalog, pg_temp;
 \ir types/leased_event.sql
 \ir types/acknowledged.sql
 \ir types/_batch.sql
-\ir types/_step.sql
 \ir types/_target.sql
+\ir types/_step.sql
 \ir types/_hold.sql
 \ir types/_named_hold.sql
 
@@ -64,6 +64,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/_equals.sql
 \ir functions/_key_part.sql
 \ir functions/_hiding.sql
+\ir functions/_target_version.sql
 \ir functions/_target.sql
 \ir functions/_table_lock.sql
 \ir functions/_batch_size.sql
@@ -107,6 +108,7 @@ set local search_path = pg_catalog, pg_temp;
 -- The transition.
 \ir functions/_lock_strength.sql
 \ir functions/_row_lock.sql
+\ir functions/_unlocked.sql
 \ir functions/_write.sql
 \ir functions/_held_again.sql
 \ir functions/_attempt.sql

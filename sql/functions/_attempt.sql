@@ -40,6 +40,7 @@ begin
   expired := coalesce(v_pass.done, '{}');
 
   if cardinality(expired) < cardinality(_attempt.keys) and (_attempt.hints is not null or v_pass.locked is not null) then
+    target.bare := false;
     -- Ends: each further turn has locked at least one more row.
     loop
       v_ours := v_pass.locked;

@@ -19,7 +19,7 @@ declare
   v_statement text;
   v_found boolean := false;
 begin
-  if cardinality(_held_again.keys) > 0 and (not target.plain or exists (
+  if not target.bare and cardinality(_held_again.keys) > 0 and (not target.plain or exists (
     select from pg_catalog.pg_trigger as t
      where t.tgrelid = to_regclass(format('%I.%I', policy.target_schema, policy.target_table))
        and not t.tgisinternal

@@ -15,6 +15,7 @@ create function pgreaper._sweep_step(
   worker text,
   run_start timestamptz,
   start timestamptz,
+  target pgreaper._target default null,
   search_path text default pg_catalog.current_setting('search_path')
 )
 returns pgreaper._step
@@ -30,7 +31,9 @@ declare
   v_wanted integer := least(pgreaper._batch_size(v_policy, _sweep_step.batch), _sweep_step.remaining);
   v_now constant timestamptz := pgreaper._clock();
   v_target pgreaper._target;
+  v_version constant text := pgreaper._target_version(v_policy);
   v_cursor pgreaper.cursors;
+  v_books record;
   v_suspicion record;
   v_batch pgreaper._batch;
   v_try record;
@@ -38,16 +41,23 @@ declare
   v_blamed pgreaper.policies := v_policy;
   v_began constant timestamptz := clock_timestamp();
   v_context text;
-  v_step pgreaper._step := row(0, 0, 0, 0, _sweep_step.start, false, false, false)::pgreaper._step;
+  v_step pgreaper._step := row(0, 0, 0, 0, _sweep_step.start, false, false, false, null)::pgreaper._step;
 begin
   perform pgreaper._require_writable();
   if v_policy.paused_at is not null or pgreaper._subscription(v_policy) is not null then
     return v_step;
   end if;
 
-  v_target := pgreaper._target(v_policy, _sweep_step.search_path);
-  v_target.settle := true;
-  select c.* into v_cursor from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
+  -- What the last step had, unless something has changed since.
+  v_target := case when v_version = (_sweep_step.target).version then _sweep_step.target
+                   else pgreaper._target(v_policy, _sweep_step.search_path, version => v_version) end;
+  v_step.target := v_target;
+  select c as cursor,
+         exists (select from pgreaper.claims as l where l.policy_id = c.policy_id and l.finished_at is null) as leased,
+         exists (select from pgreaper.failures as f where f.policy_id = c.policy_id) as failed
+    into v_books
+    from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
+  v_cursor := v_books.cursor;
   v_suspicion := pgreaper._suspicion(v_policy, v_cursor);
   if v_suspicion.suspect then
     select c.* into v_cursor from pgreaper.cursors as c where c.policy_id = v_policy.policy_id for update;
@@ -83,24 +93,27 @@ begin
   -- Only failures whose time had come when the run began: none is tried twice in a run.
   if v_suspicion.suspect then
     v_batch := pgreaper._probe(v_policy, v_target, v_now);
-  else
+  elsif v_books.failed then
     v_batch := pgreaper._retries(v_policy, v_target, _sweep_step.run_start, v_wanted);
   end if;
   -- Where nobody else has or had a hand in what comes, one statement picks, locks and
   -- writes.  Whatever goes wrong in it is left to the careful way below.  The probe before
   -- it: an UPDATE of no row still fires the user's statement triggers.
-  if cardinality(v_batch.keys) = 0 and not pgreaper._taken(v_policy.policy_id, _sweep_step.start) then
-    if cardinality((pgreaper._due(v_policy, v_target, v_now, _sweep_step.start, 1)).keys) = 0 then
+  if coalesce(cardinality(v_batch.keys), 0) = 0
+    and not ((v_books.leased or v_books.failed) and pgreaper._taken(v_policy.policy_id, _sweep_step.start)) then
+    if (_sweep_step.start is null or not v_target.bare)
+      and cardinality((pgreaper._due(v_policy, v_target, v_now, _sweep_step.start, 1)).keys) = 0 then
       return v_step;
     end if;
-    perform pgreaper._may_write(v_policy);
     begin
       v_try := pgreaper._write(v_policy, v_target, v_now, null, _sweep_step.worker, null, null, _sweep_step.start, v_wanted);
-      perform set_config('search_path', v_target.search_path, true);
-      set constraints all immediate;
-      perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+      if v_target.settle then
+        perform set_config('search_path', v_target.search_path, true);
+        set constraints all immediate;
+        perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+      end if;
       if cardinality(v_try.locked) > coalesce(cardinality(v_try.done), 0)
-        or pgreaper._held_again(v_policy, v_target, v_now, v_try.done) then
+        or not v_target.bare and pgreaper._held_again(v_policy, v_target, v_now, v_try.done) then
         raise triggered_action_exception;
       end if;
       v_step.taken := coalesce(cardinality(v_try.done), 0);
@@ -116,6 +129,7 @@ begin
         v_step.taken := 0;
       when assert_failure or others then
         v_step.taken := 0;
+        v_target.bare := false;
     end;
     if v_step.taken > 0 and not v_step.timed_out then
       v_step.expired := v_step.taken;
@@ -126,7 +140,7 @@ begin
     end if;
   end if;
 
-  if cardinality(v_batch.keys) = 0 then
+  if coalesce(cardinality(v_batch.keys), 0) = 0 then
     v_batch := pgreaper._due(v_policy, v_target, v_now, _sweep_step.start, v_wanted);
   end if;
   v_step.taken := cardinality(v_batch.keys);
@@ -185,5 +199,5 @@ begin
 end;
 $function$;
 
-comment on function pgreaper._sweep_step(text, integer, bigint, text, timestamptz, timestamptz, text) is
+comment on function pgreaper._sweep_step(text, integer, bigint, text, timestamptz, timestamptz, pgreaper._target, text) is
 'Pick one batch of a policy and expire it, in one transaction.';

@@ -28,7 +28,8 @@
 create function pgreaper._target(
   policy pgreaper.policies,
   search_path text default pg_catalog.current_setting('search_path'),
-  application boolean default false
+  application boolean default false,
+  version text default null
 )
 returns pgreaper._target
 language plpgsql
@@ -45,7 +46,8 @@ declare
     || policy.payload_columns;
   v_key_size constant integer := cardinality(policy.key_columns);
   v_found text[];
-  v_kind "char";
+  v_class record;
+  v_generated boolean;
   v_relation constant oid := to_regclass(v_name);
   v_hiding record;
   v_timeless record;
@@ -77,18 +79,25 @@ begin
     v_wanted := v_wanted || array(select jsonb_object_keys(policy.set_values));
   end if;
 
-  select (select c.relkind from pg_catalog.pg_class as c where c.oid = v_relation),
-         array_agg(a.attname),
+  select c.relkind, c.relhasrules, c.relhastriggers,
+         c.relhastriggers and exists (
+           select from pg_catalog.pg_trigger as t
+            where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled <> 'D' and t.tgtype & 16 <> 0) as watched
+    into v_class
+    from pg_catalog.pg_class as c where c.oid = v_relation;
+
+  select array_agg(a.attname),
          -- A domain is judged by what it is made of.
          max(coalesce(nullif(t.typbasetype, 0), t.oid)) filter (where a.attname = policy.deadline_column),
          max(coalesce(nullif(t.typbasetype, 0), t.oid)) filter (where a.attname = policy.stamp_column),
          max(coalesce(nullif(t.typbasetype, 0), t.oid)) filter (where a.attname = policy.consumed_stamp_column),
          bool_or(a.attnotnull) filter (where a.attname = policy.stamp_column),
+         bool_or(a.attgenerated <> '') filter (where a.attname = policy.deadline_column),
          array_agg(k.encode order by w.position) filter (where w.position <= v_key_size),
          array_agg(k.decode order by w.position) filter (where w.position <= v_key_size),
          bool_or(t.typnamespace <> 'pg_catalog'::regnamespace and t.typtype <> 'e'),
          array_agg(format('h.%I', a.attname) order by w.position) filter (where w.position <= v_key_size)
-    into v_kind, v_found, v_deadline_type, v_stamp_type, v_consumed_type, v_not_null, v_encode, v_decode, v_foreign, v_quoted
+    into v_found, v_deadline_type, v_stamp_type, v_consumed_type, v_not_null, v_generated, v_encode, v_decode, v_foreign, v_quoted
     from unnest(v_wanted) with ordinality as w (name, position)
     join pg_catalog.pg_attribute as a
       on a.attrelid = v_relation and a.attname = w.name and a.attnum > 0 and not a.attisdropped
@@ -110,7 +119,7 @@ begin
     raise insufficient_privilege
       using message = format('row level security of %s would hide holds from role %I', v_name, current_user),
             hint = 'Run as a role with BYPASSRLS, or as the owner of a table that is not under FORCE ROW LEVEL SECURITY.';
-  elsif not _target.application and v_kind = 'v' then
+  elsif not _target.application and v_class.relkind = 'v' then
     select t.hiding::regclass::text as name, pg_get_userbyid(t.role) as role into v_hiding
       from pgreaper._hiding(v_relation, quote_ident(current_user)::regrole) as t
      limit 1;
@@ -158,9 +167,13 @@ begin
   end if;
 
   v_target.search_path := _target.search_path;
-  v_target.plain := v_kind = 'r';
+  v_target.version := _target.version;
+  v_target.plain := v_class.relkind = 'r';
+  v_target.bare := v_target.plain and not v_class.watched and not v_class.relhasrules
+    and not v_generated and not policy.set_values ? policy.deadline_column;
+  v_target.settle := not v_target.plain or v_class.relhastriggers;
   -- ONLY: a child table has its own primary key, so the same key may live there.
-  v_target.relation := case when v_kind = 'r' then 'only ' else '' end || v_name;
+  v_target.relation := case when v_class.relkind = 'r' then 'only ' else '' end || v_name;
 
   -- Key.
   if cardinality(v_quoted) = 1 then
@@ -285,4 +298,4 @@ begin
 end;
 $function$;
 
-comment on function pgreaper._target(pgreaper.policies, text, boolean) is 'A policy''s target as fragments of SQL, built from the catalog.';
+comment on function pgreaper._target(pgreaper.policies, text, boolean, text) is 'A policy''s target as fragments of SQL, built from the catalog.';

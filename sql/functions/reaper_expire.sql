@@ -72,7 +72,7 @@ begin
   end if;
 
   v_target := pgreaper._target(v_policy, reaper_expire.search_path);
-  v_target.settle := v_own_transaction;
+  v_target.settle := v_target.settle and v_own_transaction;
   v_result := pgreaper._transition(v_policy, v_target, v_now, v_claim.token, v_claim.worker, v_batch);
   v_before := v_before || v_result.others;
 

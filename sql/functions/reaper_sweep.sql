@@ -46,6 +46,7 @@ declare
   v_starts pg_catalog.timestamptz[];
   v_index integer := 1;
   v_step pgreaper._step;
+  v_targets pgreaper._target[];
   v_more boolean;
   v_waiting boolean := true;
   v_failed pg_catalog.text[] := '{}';
@@ -89,12 +90,13 @@ begin
                       where p.unregistered_at is null and p.paused_at is null order by random());
   end if;
   v_starts := array_fill(null::timestamptz, array[cardinality(v_names)]);
+  v_targets := array_fill(null::pgreaper._target, array[cardinality(v_names)]);
 
   while cardinality(v_names) > 0 loop
     begin
       v_step := pgreaper._sweep_step(v_names[v_index], reaper_sweep.batch, reaper_sweep.max_rows - expired,
         v_worker, v_start, v_starts[v_index],
-        v_path);
+        v_targets[v_index], v_path);
       if not v_step.more then
         perform pgreaper._close_moot(pgreaper._policy(v_names[v_index]), v_worker, v_path);
       end if;
@@ -102,6 +104,7 @@ begin
       expired := expired + v_step.expired;
       v_waiting := v_waiting and v_step.more and v_step.taken = 0;
       v_starts[v_index] := v_step.last_deadline;
+      v_targets[v_index] := v_step.target;
       v_timed_out := v_step.timed_out;
       if v_timed_out then
         v_first_sqlstate := coalesce(v_first_sqlstate, '57014');
@@ -137,6 +140,7 @@ begin
     else
       v_names := v_names[: v_index - 1] || v_names[v_index + 1 :];
       v_starts := v_starts[: v_index - 1] || v_starts[v_index + 1 :];
+      v_targets := v_targets[: v_index - 1] || v_targets[v_index + 1 :];
     end if;
     if v_index > cardinality(v_names) then
       v_index := 1;

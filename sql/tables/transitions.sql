@@ -17,6 +17,11 @@ create table pgreaper.transitions (
   lateness integer[] not null
 );
 
+-- Compressed, the arrays would be half as large and every transition a tenth slower.
+alter table pgreaper.transitions
+  alter column keys set storage external,
+  alter column deadlines set storage external;
+
 create index transitions_at on pgreaper.transitions (policy_id, at) include (holds);
 create index transitions_token on pgreaper.transitions (token);
 create index transitions_deadlines on pgreaper.transitions using gist (tstzrange(first_deadline, last_deadline, '[]'));

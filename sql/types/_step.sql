@@ -7,7 +7,8 @@ create type pgreaper._step as (
   last_deadline timestamptz,
   more boolean,
   suspended boolean,
-  timed_out boolean
+  timed_out boolean,
+  target pgreaper._target
 );
 
 comment on type pgreaper._step is 'What one step of a sweep did; internal.';

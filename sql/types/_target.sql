@@ -11,8 +11,10 @@
 create type pgreaper._target as (
   relation text,
   plain boolean,
+  bare boolean,
   settle boolean,
   search_path text,
+  version text,
   key text,
   key_columns text,
   same_key text,
