@@ -128,14 +128,16 @@ def test_an_overloaded_endpoint_is_left_alone(endpoint, sink, status):
         ("99999999999", 86400, 86400),
         ("nan", None, None),
         ("soon", None, None),
-        (format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True), 3000, 3600),
-        (format_datetime(datetime.now(UTC) - timedelta(hours=1), usegmt=True), 0, 0),
+        (timedelta(hours=1), 3000, 3600),
+        (timedelta(hours=-1), 0, 0),
         ("Thu, 99 Foo 2026 00:00:00 GMT", None, None),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(endpoint, sink, header, least, most):
     """Within a day; what is neither says nothing."""
     endpoint.answer = lambda request: 500
+    if isinstance(header, timedelta):
+        header = format_datetime(datetime.now(UTC) + header, usegmt=True)
     endpoint.headers = {"Retry-After": header}
 
     found = sink.send(messages(1), timeout=20).refused[0].retry_after
