@@ -1,7 +1,8 @@
 -- reaper_unregister: withdraw a policy.
 --
 -- Nothing is claimed any more and the policy is no longer listed.  Its books stay and
--- `history` still answers for it; registering the same name again takes it up.
+-- `history` still answers for it; registering the same name again takes it up.  Its relays stay as
+-- well and deliver what has happened.
 --
 -- Raises
 --   RP002  no such policy.
