@@ -306,7 +306,7 @@ def _backlog(p: PolicyReport) -> str:
         words = "It cannot be read." if p.status.state == "broken" else "Nothing is due and waiting."
         return f"<div><h3>Due now, by age</h3><p>{words}</p></div>"
     rows = [(age.age, age.due, count(age.due, capped=age.capped), False) for age in p.backlog]
-    note = "<p class=small>Leased and failed ones included.</p>"
+    note = "<p class=small>Leased and failed ones are not among them.</p>"
     return f"<div><h3>Due now, by age</h3>{_bars(rows)}{note}</div>"
 
 

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import socket
 import subprocess
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -18,8 +13,9 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from tests.metrics.conftest import RULES
+
 ROOT = Path(__file__).resolve().parents[2]
-RULES = ROOT / "deploy/prometheus/pgreaper.rules.yml"
 TESTS = ROOT / "deploy/prometheus/pgreaper.test.yml"
 DASHBOARD = ROOT / "deploy/grafana/pgreaper.json"
 DOCUMENT = ROOT / "docs/metrics.md"
@@ -217,55 +213,6 @@ def test_promtool_parses_every_query(dashboard, promtool, tmp_path):
 
 
 # -- a real one
-
-
-@pytest.fixture
-def prometheus(needs, tmp_path):
-    """A function that starts a Prometheus with our rules, which scrapes a target every second; its API."""
-    program = needs("prometheus", package="prometheus")
-    running = []
-
-    def prometheus(target: str) -> Any:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        config = {
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(RULES)],
-            "scrape_configs": [{"job_name": "shop", "static_configs": [{"targets": [target]}]}],
-        }
-        (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
-        log = (tmp_path / "log").open("w")
-        running.append((log, subprocess.Popen(
-            [program, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data",
-             f"--web.listen-address=127.0.0.1:{port}"],
-            stdout=log, stderr=log,
-        )))  # fmt: skip
-
-        def ask(path: str, **parameters: str) -> Any:
-            url = f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-            try:
-                with urllib.request.urlopen(url, timeout=10) as answer:
-                    return json.load(answer)["data"]
-            except urllib.error.HTTPError as error:
-                if error.code == 503:  # not up yet
-                    raise
-                pytest.fail(f"{parameters}: {error.read().decode()}")
-
-        end = time.monotonic() + 30
-        while True:
-            try:
-                if ask("query", query="pgreaper_up")["result"]:
-                    return ask
-            except OSError:
-                pass
-            assert time.monotonic() < end, (tmp_path / "log").read_text()
-            time.sleep(0.1)
-
-    yield prometheus
-    for log, process in running:
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)
-        log.close()
 
 
 def test_a_real_prometheus(db, holds, serving, prometheus, dashboard):

@@ -3,10 +3,15 @@ The configuration for sql_exporter tells what `pgreaper metrics` tells.
 
 sql_exporter is no package of Debian's.  What it does with a collector is done here as its documentation has it: key
 columns become labels, each value column that is not NULL becomes a sample, several are told apart by `value_label`.
+Debian's prometheus-sql-exporter is another program: it runs, and a Prometheus scrapes it.
 """
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import time
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,7 @@ from tests.metrics.conftest import one, samples
 from tests.metrics.test_page import everything
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy/sql_exporter"
+SCRAPE = FOLDER.parent / "prometheus/debian.scrape.yml"
 FIELDS = {"metric_name", "type", "help", "key_labels", "value_label", "values", "query_ref"}
 # What only the program itself knows.
 OURS = {"pgreaper_build_info", "pgreaper_read_seconds"}
@@ -115,3 +121,55 @@ def test_a_reader_may_run_it(db, holds, collector):
         db.execute("reset role")
         db.execute(f"drop owned by {role}")
         db.execute(f"drop role {role}")
+
+
+# -- Debian's
+
+
+@pytest.fixture
+def debian(db, needs, tmp_path):
+    """Debian's exporter on this test's database; where it listens."""
+    program = needs("prometheus-sql-exporter", package="prometheus-sql-exporter")
+    given = yaml.safe_load((FOLDER / "debian.yml").read_text())
+    info = db.info
+    place = {"host": info.host, "port": info.port, "sslmode": "disable"}
+    url = f"postgres://{info.user}@/{info.dbname}?{urllib.parse.urlencode(place)}"
+    given["jobs"][0] |= {"connections": [url], "interval": "1s"}
+    (tmp_path / "debian.yml").write_text(yaml.safe_dump(given))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with (tmp_path / "exporter.log").open("w") as log:
+        process = subprocess.Popen(
+            [program, f"-config.file={tmp_path}/debian.yml", f"-web.listen-address={address}"], stdout=log, stderr=log
+        )
+        yield address
+        process.terminate()
+        process.wait(20)
+
+
+def test_debians_exporter_and_a_real_prometheus_tell_the_same(db, holds, source, debian, prometheus):
+    """What Prometheus has in the end: the names, labels and values of `pgreaper metrics`, and an alert about them."""
+    everything(db, holds)
+    holds.register('other "x" \\')
+    (scrape,) = yaml.safe_load(SCRAPE.read_text())["scrape_configs"]
+    ask = prometheus(debian, metric_relabel_configs=scrape["metric_relabel_configs"])
+    ours = {k: v for k, v in samples(page(source().latest()).decode()).items() if k[0] not in OURS}
+
+    def told():
+        found = {}
+        for sample in ask("query", query='{__name__=~"pgreaper_.+"}')["result"]:
+            labels = {k: v for k, v in sample["metric"].items() if k not in ("__name__", "job", "instance")}
+            found[sample["metric"]["__name__"], frozenset(labels.items())] = float(sample["value"][1])
+        return found
+
+    end = time.monotonic() + 30
+    while (theirs := told()).keys() != ours.keys():
+        assert time.monotonic() < end, theirs.keys() ^ ours.keys()
+        time.sleep(0.2)
+    assert theirs == pytest.approx(ours, abs=60)
+    exact = [k for k in ours if not k[0].endswith(("_seconds", "timestamp_seconds"))]
+    assert {k: theirs[k] for k in exact} == {k: ours[k] for k in exact}
+    while not (late := [a["labels"] for a in ask("alerts")["alerts"] if a["labels"]["alertname"] == "PgreaperLate"]):
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    assert {(labels["policy"], labels["owner"]) for labels in late} == {("holds", "tests"), ('other "x" \\', "tests")}
