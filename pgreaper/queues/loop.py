@@ -8,8 +8,6 @@ caller waits for one coroutine at a time, for as long as it says and hardly long
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import TimeoutError as Late
-from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 _R = TypeVar("_R")
@@ -48,8 +46,6 @@ class Loop:
             return
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_GRACE)
-        if not thread.is_alive():
-            loop.close()
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -63,11 +59,12 @@ class Loop:
     @staticmethod
     def _serve(loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
-        loop.run_forever()
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        with suppress(Late, RuntimeError):
-            loop.run_until_complete(asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), _GRACE))
-        with suppress(RuntimeError):
-            loop.run_until_complete(loop.shutdown_asyncgens())
+        try:
+            loop.run_forever()
+            if left := asyncio.all_tasks(loop):
+                for task in left:
+                    task.cancel()
+                # A task that does not end is left behind: it must not keep us.
+                loop.run_until_complete(asyncio.wait(left, timeout=_GRACE / 2))
+        finally:
+            loop.close()
