@@ -11,6 +11,7 @@ import heapq
 import itertools
 import logging
 import re
+import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ _PATIENCE: Final = 3.0
 # The first call of a source waits so many seconds for the group to give out its partitions.
 _JOIN_WITHIN: Final = 10.0
 _PROBE_WITHIN: Final = 1.0
+_CLOSE_WITHIN: Final = 3.0
 # A dead letter has so many seconds to arrive; one that did not is handed out again after some.
 _BURY_WITHIN: Final = 10.0
 _BURY_AGAIN: Final = 5.0
@@ -345,7 +347,8 @@ class KafkaSource:
     finished when that topic has it.  A message that was put off waits in memory and holds its partition's offset,
     though not the messages behind it: after a crash what came since is delivered again.
 
-    The first :meth:`receive` may take longer than it was told: a group gives out its partitions when it has gathered.
+    The first :meth:`receive` may take longer than it was told, up to ten seconds: a group gives out its partitions when
+    it has gathered, or when it is sure that a member is dead.
     """
 
     ended = False
@@ -457,7 +460,9 @@ class KafkaSource:
             now = time.monotonic()
             if self._trouble is not None:
                 self._probe()
-            if now >= (until if self._has_joined else join_until):
+            if not self._has_joined and now >= join_until:
+                raise Trouble("GroupNotReady")  # To say that there is nothing would be a lie.
+            if self._has_joined and now >= until:
                 return []
             joined = self._has_joined
             end = min(until if joined else join_until, self._waiting[0][0] if self._waiting else now + _SLICE)
@@ -603,14 +608,21 @@ class KafkaSource:
     def _abandon(self) -> None:
         """Leave the group; what was not acknowledged comes again."""
         if self._consumer is not None:
-            with suppress(KafkaException, RuntimeError):
-                self._consumer.close()
+            # librdkafka waits for as long as it takes to hear about the last commit.
+            closing = threading.Thread(target=self._close, args=(self._consumer,), name="kafka-close", daemon=True)
+            closing.start()
+            closing.join(_CLOSE_WITHIN)
         self._consumer = None
         for partition in self._partitions.values():
             partition.is_ours = False
         self._partitions.clear()
         self._buffer.clear()
         self._waiting.clear()
+
+    @staticmethod
+    def _close(consumer: Consumer) -> None:
+        with suppress(KafkaException, RuntimeError):
+            consumer.close()
 
 
 def _handle(message: Received) -> _Handle:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -295,17 +296,18 @@ def test_a_consumer_that_is_killed_leaves_its_messages(kafka, open_source):
 
 def test_partitions_that_move_take_their_messages_along(kafka, open_source, monkeypatch):
     """A second member gets partitions: done() of the first one no longer counts there, and the second gets them."""
-    monkeypatch.setattr(module, "_JOIN_WITHIN", 0.1)  # Both must speak, to agree.
     kafka.topic("commands", partitions=2)
     for number in range(2):
         kafka.write("commands", b"%d" % number, partition=number)
     first = open_source("commands")
     held = {one.body: one for one in receive(first, 2)}
     second, moved = open_source("commands"), list[queues.Received]()
+    monkeypatch.setattr(module, "_JOIN_WITHIN", 0.1)  # Both must speak, to agree.
 
     def has_moved() -> bool:
         first.keep(list(held.values()), seconds=1)
-        moved.extend(second.receive(10, wait=0.1))
+        with suppress(Trouble):
+            moved.extend(second.receive(10, wait=0.1))
         return len(moved) == 1
 
     wait_until(has_moved)
@@ -315,6 +317,20 @@ def test_partitions_that_move_take_their_messages_along(kafka, open_source, monk
     assert kafka.committed("commands", number) in (None, 0)
     second.done(moved)
     wait_for_offset(kafka, second, 1, number)
+
+
+def test_a_group_that_has_not_gathered_is_trouble_and_not_an_empty_queue(kafka, open_source, monkeypatch):
+    """A run that ends when nothing is left must not end because a member is silent; a member without work is fine."""
+    kafka.topic("commands")
+    first = open_source("commands")
+    assert first.receive(1, wait=0) == []
+    second = open_source("commands")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_JOIN_WITHIN", 0.3)
+        with pytest.raises(Trouble, match=r"^GroupNotReady$"):
+            second.receive(1, wait=0)
+    first.close()
+    assert second.receive(1, wait=0) == []
 
 
 def test_an_early_command_waits_and_does_not_block_the_others(kafka, open_source):
