@@ -59,6 +59,15 @@ insert into holds (expires_at)
 select clock_timestamp() - interval '1 hour' + g * interval '1 microsecond' from generate_series(1, %s) as g
 """
 
+AHEAD = """
+insert into holds (expires_at) select clock_timestamp() + random() * interval '6 seconds' returning id
+"""
+
+LATENESS = """
+select percentile_cont(array[0.5, 0.99, 1]) within group (order by extract(epoch from t.at - k.deadline))
+  from pgreaper.transitions as t cross join lateral unnest(t.deadlines) as k (deadline)
+"""
+
 # What the database did so far: bytes of WAL, pages looked at, transactions.
 LOAD = """
 select pg_current_wal_lsn() - '0/0', blks_hit + blks_read, xact_commit + xact_rollback
@@ -256,6 +265,38 @@ def feed(dsn: str, relay: str, rate: float, seconds: float) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def commands(dsn: str, kind: str, rate: float, seconds: float, folder: Path) -> str:
+    """The other way round: a command for each hold, sent some seconds before its deadline; a row of the table."""
+    with psycopg.connect(dsn, autocommit=True) as admin, place(kind, folder) as where:
+        admin.execute("truncate holds, pgreaper.transitions")
+        group = "&group=bench" if "?" in where.url else "?group=bench"
+        source = where.url + (group if kind == "kafka" else "")
+        command = [sys.executable, "-m", "pgreaper", "listen", "--from", source, "--database-url", dsn]
+        listener = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        assert listener.stderr is not None  # noqa: S101
+        sys.stderr.write(listener.stderr.readline())
+        sink = queues.sink(where.url)
+        began, done = time.monotonic(), 0
+        while time.monotonic() - began < seconds:
+            (key,) = one(admin, AHEAD)
+            body = json.dumps({"policy": "holds", "key": str(key)}).encode()
+            headers = {"content-type": "application/json", "policy": "holds"}
+            if not sink.send([Message(body, str(key), str(key), headers)], timeout=30).confirmed:
+                raise SystemExit(f"{kind}: a command was not taken")
+            done += 1
+            time.sleep(max(began + done / rate - time.monotonic(), 0.0))
+        sink.close()
+        until = time.monotonic() + 60
+        while one(admin, "select coalesce(sum(holds), 0) from pgreaper.transitions")[0] < done:
+            if time.monotonic() > until:
+                raise SystemExit(f"{kind}: not all commands were carried out")
+            time.sleep(0.1)
+        listener.send_signal(signal.SIGTERM)
+        listener.communicate()
+        (figures,) = one(admin, LATENESS)
+    return f"| {kind} | {rate:g} | {' / '.join(f'{1000 * float(figure):.0f}' for figure in figures)} |"
+
+
 def _redirect(folder: Path) -> None:
     """Where `stdout:` leads while nobody else writes there."""
     os.dup2(os.open(folder / "stdout", os.O_WRONLY | os.O_CREAT), 1)
@@ -297,7 +338,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=20, help="events a second, for the latency")
     parser.add_argument("--seconds", type=float, default=15, help="how long each latency is measured")
     parser.add_argument("--poll", type=float, nargs="+", default=[0.2])
-    parser.add_argument("--only", choices=["throughput", "latency", "idle"])
+    parser.add_argument("--only", choices=["throughput", "latency", "commands", "idle"])
     options = parser.parse_args()
     say = os.fdopen(os.dup(1), "w", buffering=1)
     kinds = [kind for kind in options.kinds if kind != "rabbitmq" or SERVER.exists()]
@@ -325,6 +366,11 @@ def main() -> None:
             for kind in kinds:
                 for poll in options.poll:
                     say.write(latency(cluster.dsn, kind, options.rate, options.seconds, poll, folder) + "\n")
+        if options.only in (None, "commands"):
+            say.write("\n| commands from | a second | late p50 / p99 / max, ms |\n|---|---:|---:|\n")
+            for kind in kinds:
+                if kind not in ("stdout", "http"):
+                    say.write(commands(cluster.dsn, kind, options.rate, options.seconds, folder) + "\n")
         if options.only in (None, "idle"):
             say.write(
                 "\nIdle, in a minute:\n\n| poll, s | transactions | pages | WAL bytes | the relay's processor, s |\n"

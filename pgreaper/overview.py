@@ -13,7 +13,7 @@ from typing import Final
 
 from pgreaper.api import Reaper
 from pgreaper.commands import command
-from pgreaper.records import PolicyStatus
+from pgreaper.records import PolicyStatus, RelayStatus
 from pgreaper.text import count, duration, instant, plural, visible
 
 SKEW_TOLERATED: Final = timedelta(seconds=1)
@@ -24,6 +24,9 @@ CAP: Final = 10_000
 
 STATES: Final = ("broken", "suspended", "late", "paused", "dead letters", "on time", "passive", "idle")
 """The state of a policy in a word, the worst first."""
+
+RELAY_LAG: Final = timedelta(minutes=5)
+"""An event may wait for its queue that long before anybody is told: a relay may be a cron job."""
 
 # Minutes over which the rate is taken; seconds after the last transition in which a policy counts as worked on.
 _RECENT: Final = 3
@@ -177,6 +180,9 @@ def look(reaper: Reaper, policies: Sequence[str] | None = None) -> Overview:
         " where %s::text[] is null or policy = any(%s::text[]) order by claim_until limit 1000", names, names,
     ):  # fmt: skip
         leases.setdefault(name, []).append(Lease(*lease))
+    relays: dict[str, list[RelayStatus]] = {}
+    for relay in reaper.relays():
+        relays.setdefault(relay.policy, []).append(relay)
     ((at, database),) = reaper.rows("select pgreaper._clock(), current_database()::text")
     workers = _sessions(reaper)
 
@@ -204,7 +210,7 @@ def look(reaper: Reaper, policies: Sequence[str] | None = None) -> Overview:
             suspended_until=known.suspended_until,
             last_worker=known.last_worker,
         )
-        views.append(_judged(view, at, workers))
+        views.append(_judged(view, at, workers, relays.get(s.policy, [])))
     views.sort(key=_badness)
     return Overview(at, database, workers, views)
 
@@ -290,7 +296,7 @@ def _kinds(reaper: Reaper, policies: list[str]) -> dict[str, list[Kind]]:
 # -- judging
 
 
-def _judged(view: View, at: datetime, workers: list[Session]) -> View:
+def _judged(view: View, at: datetime, workers: list[Session], relays: list[RelayStatus]) -> View:
     """The view with its state and what is to be said about it, the worst first."""
     from dataclasses import replace
 
@@ -309,6 +315,7 @@ def _judged(view: View, at: datetime, workers: list[Session]) -> View:
     if s.clock_skew is not None and abs(s.clock_skew) > SKEW_TOLERATED:
         notices.append(Notice("clock", skew(s.clock_skew), "nothing is decided by it, its own log has wrong times",
                               None, None))  # fmt: skip
+    notices += [notice for relay in relays for notice in _relay(relay, at)]
     if notices and notices[0].state in STATES:
         state = notices[0].state
     elif s.state == "passive":
@@ -404,6 +411,28 @@ def _dead(view: View) -> Notice:
     since = min((k.since for k in view.dead_letters), default=None)
     what = f"{count(s.dead, capped=s.dead >= CAP)} {'hold was' if s.dead == 1 else 'holds were'} given up"
     return Notice("dead letters", what, why, since, command("dead list", s.policy))
+
+
+def _relay(relay: RelayStatus, at: datetime) -> list[Notice]:
+    """Events that do not reach their queue, and those that it would not have."""
+    name, found = visible(relay.relay, 60), []
+    waiting = count(relay.waiting, capped=relay.waiting_capped) + (" event" if relay.waiting == 1 else " events")
+    waited = relay.oldest_waiting or timedelta(0)
+    last = f"it last took one {duration(_since(relay.last_delivered_at, at))} ago" if relay.last_delivered_at else \
+        "it has never taken one"  # fmt: skip
+    if relay.waiting and relay.trouble is not None:
+        what = f"{waiting} of relay {name} cannot be delivered, the oldest for {duration(waited)}"
+        found.append(Notice("relay", what, f"its queue: {visible(relay.trouble, 60)}; {last}",
+                            relay.trouble_since, command("relays list", relay.relay)))  # fmt: skip
+    elif relay.waiting and waited > RELAY_LAG:
+        what = f"{waiting} of relay {name} are not delivered, the oldest for {duration(waited)}"
+        found.append(Notice("relay", what, f"nobody runs it, or not often enough; {last}",
+                            at - (waited - RELAY_LAG), command("relays list", relay.relay)))  # fmt: skip
+    if relay.dead:
+        events = f"{relay.dead:,} event was" if relay.dead == 1 else f"{count(relay.dead)} events were"
+        found.append(Notice("relay", f"{events} given up by relay {name}", "its queue would not have them", None,
+                            command("relays dead", relay.relay)))  # fmt: skip
+    return found
 
 
 def named(kind: Kind) -> str:

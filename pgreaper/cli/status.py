@@ -51,6 +51,7 @@ _STYLES = {
     "paused": "yellow",
     "dead letters": "yellow",
     "clock": "yellow",
+    "relay": "yellow",
     "on time": "green",
     "passive": "cyan",
     "idle": "dim",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from datetime import timedelta
 
 import pytest
 
@@ -131,3 +132,23 @@ def test_events_of_the_run_for_machines(pgreaper, opened, expired):
     assert [event["event"] for event in told] == ["relay.started", "relay.stopped"]
     assert told[-1]["counts"]["delivered"] == 2
     assert len(done.out.splitlines()) == 2
+
+
+def test_status_tells_what_does_not_reach_its_queue(in_process, db, dead, expired, relaying, set_clock):
+    """Events that were given up, a queue that is away, and a relay that nobody runs, each with the next command."""
+    notices = in_process("status", "--json").json["policies"][0]["notices"]
+    assert [(n["state"], n["what"], n["next"]) for n in notices] == [
+        ("relay", "1 event was given up by relay holds", "pgreaper relays dead holds")
+    ]
+    expired(3)
+    relaying(Queue(away))
+    (trouble, _) = in_process("status", "--json").json["policies"][0]["notices"]
+    assert trouble["what"].startswith("3 events of relay holds cannot be delivered, the oldest for ")
+    assert trouble["why"].startswith("its queue: ConnectionRefused; it last took one ")
+    assert "3 events of relay holds cannot be delivered" in " ".join(in_process("status").out.split())
+    db.execute("update pgreaper.relays set trouble = null, trouble_since = null")
+    assert len(in_process("status", "--json").json["policies"][0]["notices"]) == 1
+    set_clock(timedelta(minutes=6))
+    (behind, _) = in_process("status", "--json").json["policies"][0]["notices"]
+    assert behind["what"].startswith("3 events of relay holds are not delivered, the oldest for 6 min")
+    assert (behind["why"].startswith("nobody runs it"), behind["next"]) == (True, "pgreaper relays list holds")
