@@ -63,6 +63,9 @@ LOOKS = {
     "leases": "select * from pgreaper.leases",
     "dead_letters, newest 50": "select * from pgreaper.dead_letters order by died_at desc limit 50",
     "reaper_preview": "select * from pgreaper.reaper_preview('bookings')",
+    "_agenda, rescan": "select * from pgreaper._agenda(rescan => '{bookings}')",
+    "_moot, 1000 dead letters": "select cardinality(m.keys) from pgreaper.policies as p,"
+    " lateral pgreaper._moot(p, pgreaper._target(p), clock_timestamp()) as m",
     "reaper_next_due": "select pgreaper.reaper_next_due('bookings')",
     "reaper_history of one hold": "select * from pgreaper.reaper_history('bookings', '5000001')",
 }
