@@ -15,7 +15,7 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,7 +35,7 @@ from pgreaper.errors import DatabaseUnavailable, QueryCancelled, ReaperError, tr
 from pgreaper.text import duration
 
 if TYPE_CHECKING:
-    from pgreaper.records import PolicyMetrics
+    from pgreaper.records import PolicyMetrics, RelayStatus
     from pgreaper.worker import Vitals
 
 _R = TypeVar("_R")
@@ -72,6 +72,7 @@ class Reading:
     seconds: float
     version: str | None = None
     policies: "tuple[PolicyMetrics, ...]" = ()
+    relays: "tuple[RelayStatus, ...]" = ()
     unread: dict[str, str] = field(default_factory=dict)
     trouble: ReaperError | None = None
 
@@ -143,8 +144,11 @@ class Source:
         reaper = Reaper(connection)
         version = _bounded(reaper, _EACH_WITHIN, lambda: reaper.version())
         reaper.require_version(version)
+        relays: tuple[RelayStatus, ...] = ()
         with suppress(QueryCancelled):
-            return Reading(0.0, 0.0, version, tuple(_bounded(reaper, _ALL_WITHIN, lambda: reaper.metrics())))
+            relays = tuple(_bounded(reaper, _EACH_WITHIN, lambda: reaper.relays()))
+        with suppress(QueryCancelled):
+            return Reading(0.0, 0.0, version, tuple(_bounded(reaper, _ALL_WITHIN, lambda: reaper.metrics())), relays)
         # One of them takes too long.  Which one?
         found: list[PolicyMetrics] = []
         unread: dict[str, str] = {}
@@ -158,7 +162,7 @@ class Source:
                     found += _bounded(reaper, seconds, lambda policy=policy: reaper.metrics(policy))  # type: ignore[misc]
             except QueryCancelled:
                 unread[policy] = owner
-        return Reading(0.0, 0.0, version, tuple(found), unread)
+        return Reading(0.0, 0.0, version, tuple(found), relays, unread)
 
     def _tell(self, trouble: ReaperError | None) -> ReaperError | None:
         """Say when it begins and when it is over; the same trouble once."""
@@ -229,6 +233,7 @@ class Families(Collector):
             version = self._reading.version or ""
             yield _gauge("pgreaper_schema_info", "The version of pgreaper's SQL.", {"version": version}, 1)
             yield from _of_policies(self._reading)
+            yield from _of_relays(self._reading.relays)
 
 
 def _gauge(name: str, text: str, labels: dict[str, str], value: float) -> Metric:
@@ -302,6 +307,31 @@ def _of_policies(reading: Reading) -> Iterator[Metric]:
     yield outcomes
     yield taken_back
     yield lateness
+
+
+def _of_relays(relays: "Sequence[RelayStatus]") -> Iterator[Metric]:
+    gauges: list[tuple[str, str, Callable[[RelayStatus], float]]] = [
+        ("waiting", "Events that its queue has not confirmed; counting stops at 10000 rows of the trail.",
+         lambda r: r.waiting),
+        ("oldest_seconds", "How long ago the oldest of them expired; 0: none waits.",
+         lambda r: r.oldest_waiting.total_seconds() if r.oldest_waiting else 0.0),
+        ("dead_events", "Events that were given up; at most 10000.", lambda r: r.dead),
+        ("trouble", "Whether its queue, or the way to it, had trouble when it was last tried.",
+         lambda r: r.trouble is not None),
+    ]  # fmt: skip
+    for name, text, value in gauges:
+        gauge = GaugeMetricFamily(f"pgreaper_relay_{name}", text, labels=["policy", "relay"])
+        for relay in relays:
+            gauge.add_metric([relay.policy, relay.relay], float(value(relay)))
+        yield gauge
+    for name, text, attribute in (
+        ("delivered", "Events that its queue confirmed.", "delivered"),
+        ("redelivered", "Events that were handed out again because a lease had lapsed.", "redelivered"),
+    ):
+        counter = CounterMetricFamily(f"pgreaper_relay_{name}", text, labels=["policy", "relay"])
+        for relay in relays:
+            counter.add_metric([relay.policy, relay.relay], getattr(relay, attribute))
+        yield counter
 
 
 def _bound(seconds: float) -> str:

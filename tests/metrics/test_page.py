@@ -31,6 +31,10 @@ def everything(db, holds):
     db.execute("select pgreaper.reaper_fail(%s, '5', 'Refused', false)", (token,))
     db.execute("select count(*) from pgreaper.reaper_expire(%s)", (token,))
     db.execute(claim.format(3))
+    # A relay whose queue is away.
+    db.execute("select pgreaper.reaper_relay('holds', 'audit', backfill => true)")
+    ((token, *_),) = db.execute("select * from pgreaper.reaper_fetch('audit')").fetchall()
+    db.execute("select pgreaper.reaper_ack(%s, delivered => '{}', trouble => 'ConnectionRefused')", (token,))
 
 
 def test_the_page_tells_what_the_view_tells(db, holds, in_process):
@@ -53,6 +57,9 @@ def test_the_page_tells_what_the_view_tells(db, holds, in_process):
     assert value("paused_seconds") == 0
     assert 3500 < value("oldest_due_seconds") < 3700
     assert 0 < value("oldest_dead_letter_seconds") < 60
+    relay = [value(f"relay_{name}", relay="audit") for name in ("waiting", "trouble", "dead_events", "delivered_total")]
+    assert relay == [1, 1, 0, 0]
+    assert 0 < value("relay_oldest_seconds", relay="audit") < 60
     now = db.execute("select extract(epoch from clock_timestamp())::float8").fetchone()[0]
     assert now - 60 < value("last_success_timestamp_seconds") <= now
     assert one(found, "pgreaper_policy_info", policy="holds", owner="tests") == 1
@@ -77,10 +84,10 @@ def test_the_histogram_is_one(db, holds, in_process):
 
 
 def test_nothing_identifies_a_hold(db, holds, in_process):
-    """Labels are policies, owners and fixed words: no key, no e-mail, no worker."""
+    """Labels are policies, relays, owners and fixed words: no key, no e-mail, no worker."""
     everything(db, holds)
     names = {label for _, labels in samples(in_process("metrics").out) for label, _ in labels}
-    assert names == {"version", "policy", "owner", "state", "outcome", "le"}
+    assert names == {"version", "policy", "owner", "state", "outcome", "le", "relay"}
 
 
 def test_hostile_names(db, holds, in_process, needs):
