@@ -29,6 +29,7 @@ set enable_bitmapscan = off
 set max_parallel_workers_per_gather = 0
 as $function$
 declare
+  c_parked constant integer := 10000;
   v_taken constant int8multirange := relay.settled + _next_events.leased;
   v_row record;
   v_free record;
@@ -37,6 +38,7 @@ declare
   v_ours bigint[] := '{}';
   v_others bigint[] := '{}';
   v_last bigint;
+  v_ended boolean := false;
 begin
   events := '{}';
   keys := '{}';
@@ -66,12 +68,14 @@ begin
       events := events || v_free.events;
       keys := keys || v_free.keys;
       parked := parked || v_free.parked;
-      exit when cardinality(events) = _next_events.wanted;
+      -- A hold whose events are many must not make the first of others wait until all of them are parked.
+      v_ended := cardinality(events) = _next_events.wanted or (cardinality(events) > 0 and cardinality(parked) >= c_parked);
+      exit when v_ended;
       v_ids := '{}';
       v_holds := 0;
     end if;
   end loop;
-  if cardinality(v_ids) > 0 and cardinality(events) < _next_events.wanted then
+  if cardinality(v_ids) > 0 and not v_ended then
     v_free := pgreaper._free_events(relay.relay_id, v_ids, v_taken, _next_events.busy || keys, _next_events.wanted - cardinality(events));
     events := events || v_free.events;
     keys := keys || v_free.keys;
@@ -80,7 +84,7 @@ begin
 
   settled := relay.settled + pgreaper._spans(parked)
     + coalesce((select range_agg(int8range(o.id << 20, (o.id + 1) << 20)) from unnest(v_others) as o (id)), '{}');
-  if cardinality(events) < _next_events.wanted then
+  if not v_ended then
     -- Read to the end, so what was settled before has been seen again where it is open.
     v_last := greatest(v_last, (upper(relay.settled) >> 20) - 1);
   end if;

@@ -15,6 +15,7 @@ returns table (
 language plpgsql
 volatile
 security invoker
+set jit = off
 set enable_seqscan = off
 set enable_bitmapscan = off
 set max_parallel_workers_per_gather = 0

@@ -22,6 +22,7 @@ language plpgsql
 volatile
 security invoker
 set lock_timeout = '2s'
+set jit = off
 set enable_seqscan = off
 set search_path = pg_catalog, pg_temp
 as $function$

@@ -182,6 +182,17 @@ def test_one_of_a_hold_at_a_time(core, holds, relay):
     assert core.value("select count(*) from pgreaper.undelivered") == 0
 
 
+def test_a_hold_of_very_many_events(core, holds, relay):
+    """A fetch that has something passes a bounded number of them; those of others come with the next."""
+    core.do((MANY % 11000).replace("g::text", "'a'"))
+    trail(core, "b")
+    assert [event.key for event in relay.fetch()] == ["a"]
+    assert 10000 <= core.value("select count(*) from pgreaper.undelivered") < 10600
+    assert [event.key for event in relay.fetch()] == ["b"]
+    assert core.value("select count(*) from pgreaper.undelivered") == 10999
+    assert core.value("select waiting from pgreaper.relay_status") == 10002
+
+
 def test_a_hold_that_waits_for_its_retry_holds_up_itself_only(core, holds, relay, set_clock):
     """Its later events wait with it, others pass; a dead one does not hold up the later ones of its hold."""
     first = trail(core, "a")
