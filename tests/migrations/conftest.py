@@ -1,10 +1,11 @@
 """A host application with Alembic of its own, psql, and where the package's files are."""
 
 import io
+import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from pgreaper.embedded import find_bindir
 from pgreaper.schema import Source, source
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+Forks = subprocess.Popen[str]
 
 
 def run(*command: str | Path, **arguments: object) -> subprocess.CompletedProcess[str]:
@@ -58,12 +60,39 @@ def pgreaper(monkeypatch: pytest.MonkeyPatch) -> Run:
     return pgreaper
 
 
+# To import Alembic and SQLAlchemy takes half a second: once, in a process that forks for each command of a host.
+# pgreaper is not among the imports, for a host may have deleted it.
+FORKS = """
+import json, os, sys
+import alembic.command, alembic.config, sqlalchemy.dialects.postgresql.psycopg
+for line in sys.stdin:
+    folder, code, arguments = json.loads(line)
+    if not (child := os.fork()):
+        os.chdir(folder)
+        for number, name in enumerate((os.devnull, "out", "err")):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
+        exec(code)
+        alembic.config.main(argv=arguments)
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """The process that is forked for each command of a host on this Python."""
+    command = [sys.executable, "-c", FORKS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+
+
 @dataclass
 class Host:
     """A project as ``alembic init`` makes it, with the revisions that a test writes."""
 
     folder: Path
     python: str = sys.executable
+    forks: Forks | None = None
     revisions: int = 0
 
     @property
@@ -90,6 +119,13 @@ class Host:
 
     def alembic(self, *arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:
         """Run the host's alembic in a process of its own, after `code`."""
+        if self.forks:
+            assert self.forks.stdin
+            assert self.forks.stdout
+            print(json.dumps([str(self.folder), code, arguments]), file=self.forks.stdin, flush=True)
+            code_of_exit = int(self.forks.stdout.readline())
+            out, err = ((self.folder / name).read_text() for name in ("out", "err"))
+            return subprocess.CompletedProcess(arguments, code_of_exit, out, err)
         start = f"{code}\nimport sys\nfrom alembic.config import main\nmain(argv=sys.argv[1:])"
         return run(self.python, "-c", start, *arguments, cwd=self.folder)
 
@@ -126,12 +162,12 @@ def new_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def host(new_project: Path, tmp_path: Path, empty_dsn: str) -> Host:
+def host(new_project: Path, tmp_path: Path, empty_dsn: str, forks: Forks) -> Host:
     """A host application on an empty database (``empty_dsn``)."""
     folder = tmp_path / "host"
     shutil.copytree(new_project, folder)
     _address(folder, "postgresql+psycopg://nowhere", empty_dsn.replace("postgresql://", "postgresql+psycopg://"))
-    return Host(folder)
+    return Host(folder, forks=forks)
 
 
 # As pgreaper.alembic documents it.
