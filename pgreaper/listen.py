@@ -262,9 +262,9 @@ class _Hand:
         """Acknowledge them.  Whether the queue took it; otherwise they come again."""
         return self._settle(messages, lambda: self._source.done(messages))
 
-    def later(self, message: Received, seconds: float) -> bool:
-        """Put it back for so long."""
-        return self._settle([message], lambda: self._source.later(message, seconds=seconds))
+    def put_off(self, messages: Sequence[tuple[Received, float]]) -> bool:
+        """Put these back, each for so many seconds."""
+        return self._settle([message for message, _ in messages], lambda: self._source.put_off(messages))
 
     def reject(self, message: Received, reason: str) -> bool:
         """Leave it to the queue's dead-letter path."""
@@ -272,9 +272,9 @@ class _Hand:
 
     def put_back(self, seconds: float) -> int:
         """Put back whatever is left.  How many messages that were."""
-        left = list(self._left.values())
-        for message in left:
-            self.later(message, seconds)
+        left = [(message, seconds) for message in self._left.values()]
+        if left:
+            self.put_off(left)
         return len(left)
 
     def close(self) -> None:
@@ -594,7 +594,7 @@ class Listener:
             return
         rest = self._rests[policy]
         if (left := rest.until - time.monotonic()) > 0:
-            self._put_off(messages, self._next_run(left))
+            self._put_off([(message, self._next_run(left)) for message in messages])
             return
         try:
             answers = self._ask(policy, list(dict.fromkeys(key for _, wish in asked for key in wish.keys)))
@@ -608,7 +608,8 @@ class Listener:
             if self._session.is_lost(trouble):
                 raise
             self._session.require_fit(trouble)
-            self._put_off(messages, self._next_run(self._failed(policy, trouble, len(messages))))
+            seconds = self._next_run(self._failed(policy, trouble, len(messages)))
+            self._put_off([(message, seconds) for message in messages])
             return
         if rest.failures:
             text = f"policy {visible(policy)} works again, after {plural(rest.failures, 'failure')} in a row"
@@ -637,18 +638,19 @@ class Listener:
 
     def _settle(self, asked: Sequence[tuple[Received, Wish]], answers: dict[str, Command]) -> None:
         """Tell the queue of each message what its holds came to; one that has to wait for some of them waits."""
-        done, wrong = [], []
+        done, wrong, early = [], [], []
         for message, wish in asked:
             its = [answers[key] for key in wish.keys]
             waits = [self._wait(message, answer) for answer in its if answer.outcome not in SETTLED | {WRONG_KEY}]
             if waits:
-                self._put_off([message], min(waits))
+                early.append((message, min(waits)))
             elif any(answer.outcome == WRONG_KEY for answer in its):
                 wrong.append(message)
             else:
                 done.append(message)
         if done and self._hand.done(done):
             self.result.done += len(done)
+        self._put_off(early)
         self._reject(wrong, "WrongKey")
 
     def _wait(self, message: Received, answer: Command) -> float:
@@ -663,9 +665,9 @@ class Listener:
         """A run that ends leaves to the next what has no time of its own: it would turn on the spot."""
         return max(seconds, _NEXT_RUN) if self.settings.once else seconds
 
-    def _put_off(self, messages: Iterable[Received], seconds: float) -> None:
-        for message in messages:
-            self.result.put_off += self._hand.later(message, seconds)
+    def _put_off(self, messages: Sequence[tuple[Received, float]]) -> None:
+        if messages and self._hand.put_off(messages):
+            self.result.put_off += len(messages)
 
     def _reject(self, messages: Sequence[Received], reason: str) -> None:
         """Messages that nothing can be done for.  What is in them is not told: the queue has them."""

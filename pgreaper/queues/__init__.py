@@ -124,8 +124,8 @@ class Source(Protocol):
 
     What was received and neither acknowledged, put off nor rejected comes again, from the broker, after a crash.
     A message whose connection is gone cannot be acknowledged any more: it comes again, and telling so is nobody's
-    error, so :meth:`done`, :meth:`later`, :meth:`reject` and :meth:`keep` pass over it.  All of them raise Trouble
-    when the broker does not take what they say; the messages come again then.
+    error, so :meth:`done`, :meth:`later`, :meth:`put_off`, :meth:`reject` and :meth:`keep` pass over it.  All of them
+    raise Trouble when the broker does not take what they say; the messages come again then.
     """
 
     @property
@@ -148,6 +148,10 @@ class Source(Protocol):
 
     def later(self, message: Received, *, seconds: float) -> None:
         """Deliver this one again within so many seconds, and not before if it can be helped."""
+        ...
+
+    def put_off(self, messages: Sequence[tuple[Received, float]]) -> None:
+        """:meth:`later` for many, each with its seconds, in as few words to the broker as that takes."""
         ...
 
     def reject(self, message: Received, *, reason: str) -> None:

@@ -485,7 +485,12 @@ class AmqpSource:
 
         What cannot be moved comes again, and the next :meth:`receive` raises Trouble.
         """
-        self._run(self._later(message, seconds), timeout=_ANSWER)
+        self.put_off([(message, seconds)])
+
+    def put_off(self, messages: Sequence[tuple[Received, float]]) -> None:
+        """:meth:`later` for many, in one turn of the loop."""
+        if messages:
+            self._run(self._put_off(messages), timeout=_ANSWER)
 
     def reject(self, message: Received, *, reason: str) -> None:
         """Deliver again after a second, two, four and so on; the last time, give it to the dead-letter path."""
@@ -589,6 +594,10 @@ class AmqpSource:
             deliveries.hold(message, asyncio.get_running_loop().time() + max(seconds, 0.0))
         else:
             self._move(message, handle, seconds, {})
+
+    async def _put_off(self, messages: Sequence[tuple[Received, float]]) -> None:
+        for message, seconds in messages:
+            await self._later(message, seconds)
 
     async def _reject(self, message: Received, reason: str) -> None:
         handle = self._mine(message)

@@ -560,6 +560,11 @@ class KafkaSource:
         """Keep this one in memory for so many seconds."""
         self._wait(replace(message, attempt=message.attempt + 1), seconds)
 
+    def put_off(self, messages: Sequence[tuple[Received, float]]) -> None:
+        """Keep these in memory, each for its seconds."""
+        for message, seconds in messages:
+            self.later(message, seconds=seconds)
+
     def _wait(self, message: Received, seconds: float) -> None:
         partition = _handle(message).partition
         if not partition.is_ours:

@@ -157,6 +157,11 @@ class StdinSource:
         """Keep it here: it is lost with this process."""
         heapq.heappush(self._held, (time.monotonic() + max(seconds, 0.0), next(self._numbers), message))
 
+    def put_off(self, messages: Sequence[tuple[Received, float]]) -> None:
+        """Keep them here."""
+        for message, seconds in messages:
+            self.later(message, seconds=seconds)
+
     def reject(self, message: Received, *, reason: str) -> None:
         """A pipe has no dead-letter path: the line is dropped."""
 

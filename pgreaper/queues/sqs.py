@@ -562,34 +562,45 @@ class SqsSource:
 
     def later(self, message: Received, *, seconds: float) -> None:
         """Show this one again after so many seconds, rounded down, and after twelve hours at most."""
-        if 0 < seconds < _SOON:
-            # Not with fewer seconds than it has: SQS would show it to others while we wait.
-            self._show([_handle(message)], max(_SOON_INVISIBLE, self._visibility))
+        self.put_off([(message, seconds)])
+
+    def put_off(self, messages: Sequence[tuple[Received, float]]) -> None:
+        """:meth:`later` for many, ten to a call."""
+        shown: list[tuple[_Handle, float]] = []
+        soon: list[tuple[Received, float]] = []
+        for message, seconds in messages:
+            if 0 < seconds < _SOON:
+                # Not with fewer seconds than it has: SQS would show it to others while we wait.
+                shown.append((_handle(message), max(_SOON_INVISIBLE, self._visibility)))
+                soon.append((message, seconds))
+            else:
+                shown += [(handle, seconds) for handle in self._settled([message])]
+        self._show(shown)
+        for message, seconds in soon:
             again = replace(message, attempt=message.attempt + 1)
             heapq.heappush(self._soon, (time.monotonic() + seconds, next(self._numbers), again))
-            return
-        self._show(self._settled([message]), seconds)
 
     def reject(self, message: Received, *, reason: str) -> None:
         """Show this one again at once, until the redrive policy's budget is spent; without one, later and later."""
         handles = self._settled([message])
         redrive = self._queue.attribute("RedrivePolicy")
         has_budget = redrive is not None and "deadLetterTargetArn" in json.loads(redrive)
-        self._show(handles, 0 if has_budget else min(2.0 ** min(message.attempt, 20), _LONGEST_REJECTION))
+        seconds = 0 if has_budget else min(2.0 ** min(message.attempt, 20), _LONGEST_REJECTION)
+        self._show([(handle, seconds) for handle in handles])
 
     def keep(self, messages: Sequence[Received], *, seconds: float) -> None:
         """Hide these for so many seconds from now; twelve hours after they came, no longer."""
-        self._show([_handle(message) for message in messages], math.ceil(seconds))
+        self._show([(_handle(message), math.ceil(seconds)) for message in messages])
 
-    def _show(self, handles: Sequence[_Handle], seconds: float) -> None:
-        """Show these again after so many seconds, rounded down; SQS refuses more than twelve hours in all."""
+    def _show(self, handles: Sequence[tuple[_Handle, float]]) -> None:
+        """Show these again after so many seconds each, rounded down; SQS refuses more than twelve hours in all."""
         now = time.monotonic()
         entries = [
             {
                 "ReceiptHandle": handle.receipt,
                 "VisibilityTimeout": int(max(min(seconds, _LONGEST_INVISIBLE - math.ceil(now - handle.since) - 1), 0)),
             }
-            for handle in handles
+            for handle, seconds in handles
         ]
         self._queue.each("change_message_visibility_batch", entries)
 
@@ -606,7 +617,7 @@ class SqsSource:
         self._soon.clear()
         if handles:
             with suppress(Trouble):
-                self._show(handles, 0)
+                self._show([(handle, 0) for handle in handles])
         self._queue.close()
 
 

@@ -58,6 +58,10 @@ class Witness:
         self.told.append(("later", json.loads(message.body), seconds))
         self._source.later(message, seconds=seconds)
 
+    def put_off(self, messages: Sequence[tuple[Received, float]]) -> None:
+        self.told += [("later", json.loads(message.body), seconds) for message, seconds in messages]
+        self._source.put_off(messages)
+
     def reject(self, message: Received, *, reason: str) -> None:
         self.told.append(("reject", message.body, reason))
         self._source.reject(message, reason=reason)

@@ -49,7 +49,7 @@ def test_an_acknowledgement_that_is_cut_off(holds, listen, aws, queue, trail):
     holds.due(1)
     holds.register()
     aws.write(name, command(1).decode())
-    lost = []
+    lost: list[dict[int, int]] = []
 
     def before(operation, asked):
         if operation == "DeleteMessageBatch" and not lost:
@@ -71,6 +71,25 @@ def test_an_acknowledgement_that_is_cut_off(holds, listen, aws, queue, trail):
     assert trail() == {1: 1}
     assert run.outcomes == {"expired": 1, "already-done": 1}
     assert any("what it was told comes again" in line for line in lines)
+
+
+def test_many_early_commands_cost_few_calls(holds, listen, aws, queue):
+    """Ten messages are put off in a call, each until its own deadline: those that are due must not wait for them."""
+    name, _ = queue
+    ids = holds.ahead(30, within="10 minutes")
+    holds.register()
+    aws.write(name, *(command(n).decode() for n in ids))
+
+    def script(beside):
+        beside.wait_for(lambda: len(beside.queue.of("later")) == 30)
+
+    run, _, _ = listen(script=script, source=source(aws.url(name)))
+    asked = aws.front.asked("ChangeMessageVisibilityBatch")
+    seconds = [entry["VisibilityTimeout"] for call in asked for entry in call["Entries"]]
+    assert len(seconds) == run.put_off == 30
+    assert len(set(seconds)) > 20
+    assert len(asked) <= run.received // 10 + 3
+    assert aws.counts(name) == (0, 30)
 
 
 def test_long_work_outlives_the_visibility(holds, listen, aws, queue, gate, wait_until, trail):
