@@ -1,0 +1,191 @@
+"""The update that does not lock first: what happens in the instant between the look at a row and its update."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import pytest
+
+from tests.concurrency.faults import Fault
+from tests.concurrency.sessions import Connection, Session, drain, rows
+from tests.conftest import Holds
+
+# Where the statement has looked at the marks of its rows and has not begun to update, it waits for a gate.
+GATE = """
+create table gate ();
+alter function pgreaper._unlocked(tid[], xid[]) rename to _really_unlocked;
+create function pgreaper._unlocked(tids tid[], marks xid[]) returns tid[] language plpgsql as $$
+begin
+  loop
+    exit when exists (select from public.gate);
+    perform pg_catalog.pg_sleep(0.001);
+  end loop;
+  return pgreaper._really_unlocked(tids, marks);
+end $$;
+"""
+
+
+@pytest.fixture
+def three(holds: Holds) -> Holds:
+    holds.register()
+    holds.due(3)
+    return holds
+
+
+@pytest.fixture
+def midway(three: Holds, db: Connection, session: Callable[..., Session]) -> Callable[[str], Future[rows]]:
+    """A function that brings a reaper between look and update; the gate then lets it go on."""
+
+    def midway(way: str) -> Future[rows]:
+        db.execute(GATE)
+        reaper = session()
+        if way == "sweep":
+            answer = reaper.start("call pgreaper.reaper_sweep('holds')")
+        else:
+            token = reaper.run("select token from pgreaper.reaper_claim('holds')")[0]["token"]
+            answer = reaper.start("select key, outcome from pgreaper.reaper_expire(%s)", token)
+        until = time.monotonic() + 30
+        asleep = "select from pg_stat_activity where pid = %s and wait_event = 'PgSleep'"
+        while not rows(db, "select 1 as here where exists (" + asleep + ")", reaper.pid):
+            assert time.monotonic() < until, "the reaper never looked"
+        return answer
+
+    return midway
+
+
+WAYS = pytest.mark.parametrize("way", ["sweep", "claim"])
+
+
+@WAYS
+def test_a_row_that_is_locked_in_that_instant_is_left_alone(
+    three: Holds, db: Connection, midway: Callable[[str], Future[rows]], session: Callable[..., Session], way: str
+):
+    """The statement gives up, the careful one skips the row; the others expire, and nobody is charged."""
+    answer = midway(way)
+    application = session(autocommit=False)
+    application.run("select from holds where id = 2 for update")
+    db.execute("insert into gate default values")
+    answer.result(timeout=30)
+
+    assert three.states() == {1: "expired", 2: "held", 3: "expired"}
+    application.connection.rollback()
+    assert drain(db, "later") == [("2", "expired")]
+    assert rows(db, "select * from pgreaper.failures") == []
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        ("set status = 'consumed'", ("consumed",)),
+        ("set expires_at = clock_timestamp() + interval '1 hour'", ("held",)),
+        ("set customer_email = 'another'", ("expired",)),
+    ],
+    ids=["consumed", "extended", "touched"],
+)
+def test_the_update_judges_the_row_as_it_is(
+    three: Holds, db: Connection, midway: Callable[[str], Future[rows]], way: str, change: str, left: tuple[str]
+):
+    """What was committed between look and update wins: the guard stands in the statement that writes."""
+    answer = midway(way)
+    db.execute(f"update holds {change} where id = 2")
+    db.execute("insert into gate default values")
+    answer.result(timeout=30)
+
+    if left == ("expired",):
+        drain(db, "later")
+    assert three.states() == {1: "expired", 2: left[0], 3: "expired"}
+    trail = rows(db, "select key from pgreaper.history where outcome = 'expired'")
+    assert sorted(row["key"] for row in trail) == [
+        str(key) for key, state in three.states().items() if state == "expired"
+    ]
+
+
+@WAYS
+def test_the_trail_tells_the_deadline_that_was_there(
+    three: Holds, db: Connection, midway: Callable[[str], Future[rows]], way: str
+):
+    """A hold whose deadline moves in that instant, to another past one, expires with the one it has then."""
+    answer = midway(way)
+    db.execute("update holds set expires_at = '2001-02-03 04:05:06Z' where id = 2")
+    db.execute("insert into gate default values")
+    answer.result(timeout=30)
+    drain(db, "later")
+
+    assert rows(db, "select 1 as same from pgreaper.history where key = '2' and deadline = '2001-02-03 04:05:06Z'")
+
+
+def test_a_mark_of_long_ago_is_no_lock(three: Holds, db: Connection, session: Callable[..., Session]):
+    """Rows that once were locked, alone or by several at once, are told from those that are."""
+    first, second = session(autocommit=False), session(autocommit=False)
+    for hold in (1, 2):
+        first.run("select from holds where id = %s for key share", hold)
+        second.run("select from holds where id = %s for share", hold)
+    first.connection.rollback()
+    second.connection.rollback()
+    for other in (first, second):
+        other.run("select from holds where id = 2 for key share")
+
+    unlocked = "select pgreaper._unlocked(array_agg(ctid), array_agg(xmax)) as tids from holds"
+    marked = rows(
+        db,
+        "select array_agg(ctid order by id) filter (where id <> 2) as tids, count(distinct xmax::text) as n from holds",
+    )
+    assert marked[0]["n"] == 3
+    assert rows(db, unlocked)[0]["tids"] == marked[0]["tids"]
+    second.connection.rollback()
+    assert rows(db, unlocked)[0]["tids"] == marked[0]["tids"]
+    first.connection.rollback()
+    assert rows(db, unlocked + " where id = 2")[0]["tids"] is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "create trigger t before update on holds for each row execute function suppress_redundant_updates_trigger()",
+        "alter table holds alter expires_at type timestamp",
+        "alter table holds enable row level security, force row level security",
+        "select pgreaper.reaper_register('holds', 'holds', 'expires_at', 'status', '{held}', 'expired', 'others')",
+        "alter table holds rename to old; create table holds (like old including all)",
+    ],
+)
+def test_what_a_sweep_keeps_from_step_to_step_is_built_anew_when_something_changes(
+    three: Holds, db: Connection, change: str
+):
+    """A trigger, a type, row level security, another registration, another table under the name."""
+    version = "select pgreaper._target_version(p) as version from pgreaper.policies as p"
+    before = rows(db, version)
+    assert before[0]["version"] is not None
+    assert rows(db, version) == before
+    db.execute(change)
+    assert rows(db, version) != before
+
+
+def test_a_second_trigger_changes_it_too(three: Holds, db: Connection):
+    """Only the first trigger of a table leaves a mark in pg_class."""
+    db.execute("create table seats (hold bigint references holds)")
+    version = "select pgreaper._target_version(p) as version from pgreaper.policies as p"
+    before = rows(db, version)
+    db.execute(
+        "create trigger t before update on holds for each row execute function suppress_redundant_updates_trigger()"
+    )
+    assert rows(db, version) != before
+    db.execute("alter table holds disable trigger t")
+    assert rows(db, version) == before
+
+
+def test_a_trigger_that_appears_in_the_instant_is_seen(three: Holds, db: Connection):
+    """A target taken for one without triggers: what its trigger keeps from expiring is no transition."""
+    db.execute(
+        "create function keep() returns trigger language plpgsql as $$ begin new.status := 'held'; return new; end $$;"
+        "create trigger keep before update on holds for each row execute function keep()"
+    )
+    Fault("a trigger counts", "_target", "not v_class.watched", "true").plant(db)
+    assert (
+        rows(db, "select outcome from pgreaper.reaper_claim('holds') as c, pgreaper.reaper_expire(c.token) limit 0")
+        == []
+    )
+    token = rows(db, "select token from pgreaper.reaper_claim('holds')")[0]["token"]
+    outcomes = {row["outcome"] for row in rows(db, "select outcome from pgreaper.reaper_expire(%s)", token)}
+    assert outcomes <= {"retry", "dead-letter"}
+    assert rows(db, "select * from pgreaper.transitions") == []
