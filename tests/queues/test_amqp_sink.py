@@ -193,7 +193,7 @@ def test_a_broker_that_takes_nothing_for_now_is_trouble(rabbitmq, rabbit, open_s
     assert sink.send(messages(1), timeout=20) == everything(1)
     rabbitmq.control("set_vm_memory_high_watermark", "0.000001")
     try:
-        assert sink.send(messages(3), timeout=1) == Sent(frozenset(), {}, "Blocked")
+        assert sink.send(messages(3), timeout=3) == Sent(frozenset(), {}, "Blocked")
     finally:
         rabbitmq.control("set_vm_memory_high_watermark", "0.4")
 
