@@ -168,7 +168,7 @@ def test_the_dashboard_is_well_formed(dashboard):
         references = [target["refId"] for target in panel["targets"]]
         assert len(references) == len(set(references)) > 0
     assert [p["title"] for p in panels if p["type"] == "row"] == [
-        "What is late, and since when", "Why", "How late", "Who works"
+        "What is late, and since when", "Why", "How late", "Who works", "Events out"
     ]  # fmt: skip
 
 
