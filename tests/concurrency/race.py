@@ -2,10 +2,10 @@
 The application against the reaper, for each hold within the same few milliseconds, and an audit of what both were told.
 
 Each session of the application lays a hold that will be due in a few milliseconds and acts on it at once: it consumes
-it by function, by the plain statement of the documents, or extends it.  Meanwhile one reaper sweeps and another claims
-and expires, both as fast as they can.  How soon the next hold is due follows who won the last one, so that neither
-side wins always, on a busy machine too.  Every hold is a pair, and whoever wins, both must have been told the truth:
-the answer, the row and the trail are compared one by one.
+it by function, by the plain statement of the documents, or extends it.  Meanwhile one reaper sweeps, another claims
+and expires, and commands come for whatever is held, all as fast as they can.  How soon the next hold is due follows
+who won the last one, so that neither side wins always, on a busy machine too.  Every hold is a pair, and whoever wins,
+both must have been told the truth: the answer, the row and the trail are compared one by one.
 
 ``python -m tests.concurrency.race`` runs 10,000 pairs on a server of its own.
 """
@@ -109,6 +109,18 @@ def run(connect: Callable[[], Connection], pairs: int, applications: int = 2, se
                 told.expired += [int(row["key"]) for row in answer if row["outcome"] == "expired"]
                 told.conflicts.update(row["outcome"] for row in answer)
 
+    def command(connection: Connection) -> None:
+        while not finished.is_set():
+            answer = rows(
+                connection,
+                "select key, outcome from pgreaper.reaper_expire_keys('race',"
+                " array(select id::text from race where status = 'held' and expires_at < %s"
+                "       order by id desc limit 20))",
+                LATER,
+            )
+            told.expired += [int(row["key"]) for row in answer if row["outcome"] == "expired"]
+            told.conflicts.update(row["outcome"] for row in answer)
+
     def all_applications() -> None:
         try:
             at_once([partial(apply, connect(), first) for first in range(1, applications + 1)])
@@ -121,7 +133,8 @@ def run(connect: Callable[[], Connection], pairs: int, applications: int = 2, se
         finally:
             finished.set()
 
-    everybody: list[Callable[[], None]] = [all_applications, partial(sweep, connect()), partial(expire, connect())]
+    reapers = [partial(reaper, connect()) for reaper in (sweep, expire, command)]
+    everybody: list[Callable[[], None]] = [all_applications, *reapers]
     at_once(everybody)
     return told
 
@@ -156,6 +169,8 @@ def audit(db: Connection, told: Told, pairs: int) -> tuple[list[str], Counter[st
         wins[outcome if outcome != "not-eligible" else f"expired, {way} came too late ({state})"] += 1
     if missing := set(told.expired) - set(trail):
         found.append(f"a worker was told that these expired, and the trail has none of them: {sorted(missing)[:5]}")
+    if twice := [key for key, times in Counter(told.expired).items() if times > 1]:
+        found.append(f"two reapers were told that these expired by their doing: {sorted(twice)[:5]}")
     found += [f"verify: {row}" for row in rows(db, "select * from pgreaper.reaper_verify('race') where not holds")]
     return found, wins
 
