@@ -32,8 +32,9 @@ SERVER = PROGRAMS / "rabbitmq-server"
 # Larger messages are refused, so that a test need not send the default of 128 MB.
 LARGEST = 1_000_000
 
-# End of file on stdin, which the tests hold open, is their end.  The group is the watch and what it watches.
-_WATCH = '"$@" & read -r word; kill -KILL 0'
+# End of file on stdin, which the tests hold open, is their end: they were killed, or they would have killed us.
+# The group is the watch and what it watches; a second later the server, which has a watch of its own, is gone too.
+_WATCH = '"$@" & read -r word; [ -z "$LEFT" ] || { sleep 1; rm -rf -- "$LEFT"; }; kill -KILL 0'
 
 
 def free_port() -> int:
@@ -145,7 +146,7 @@ class Broker:
 
     def __enter__(self) -> Self:
         try:
-            self._mapper = self._run("epmd")
+            self._mapper = self._run("epmd", LEFT=str(self.folder))
             self.start()
         except BaseException:
             self.close()
@@ -193,8 +194,8 @@ class Broker:
             self._mapper.end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _run(self, *command: str | Path) -> Process:
-        return Process(*command, env=self._env, log=self.folder / "out", user=self._user)
+    def _run(self, *command: str | Path, **more: str) -> Process:
+        return Process(*command, env=self._env | more, log=self.folder / "out", user=self._user)
 
     def _answers(self) -> bool:
         """Whether it speaks AMQP: the port may be open before that."""
