@@ -8,7 +8,7 @@ import click
 from pgreaper.api import Reaper
 from pgreaper.cli.common import common_options, database, emit, unknown_policy
 from pgreaper.overview import CAP, Waiting, longest, wait
-from pgreaper.records import PolicyStatus
+from pgreaper.records import PolicyStatus, RelayStatus
 from pgreaper.render import show_line
 from pgreaper.text import count, duration, visible
 
@@ -20,8 +20,9 @@ class Finding:
     """
     A limit that a policy crosses, or that cannot be judged.
 
-    ``kind``: unreadable, late, dead or backlog.  ``value`` and ``limit`` in seconds for late, else holds; ``value``
-    is a floor when ``capped``.  ``times``: by how many times the limit is crossed, to tell which is worst.
+    ``kind``: unreadable, late, dead, backlog or relay.  ``value`` and ``limit`` are seconds for late and for relay,
+    else holds; ``value`` is a floor when ``capped``.  ``times``: by how many times the limit is crossed, to tell which
+    is worst.
     """
 
     policy: str
@@ -33,6 +34,7 @@ class Finding:
     state: str
     reason: str | None
     waited_for: str | None
+    relay: str | None = None
 
     @property
     def times(self) -> float:
@@ -49,6 +51,7 @@ class Finding:
               )  # fmt: skip
 @click.option("--max-dead", type=click.IntRange(0, CAP - 1), metavar="N", help="The most dead letters; 0: none.")
 @click.option("--max-backlog", type=click.IntRange(0, CAP), metavar="N", help="The most due holds that nobody has.")
+@click.option("--max-relay-lag", metavar="INTERVAL", help="The longest that an event may wait for its queue: '10 min'.")
 @common_options
 @click.pass_context
 def check(
@@ -58,6 +61,7 @@ def check(
     max_lateness: str | None,
     max_dead: int | None,
     max_backlog: int | None,
+    max_relay_lag: str | None,
     database_url: str | None,
     as_json: bool,
 ) -> None:
@@ -69,7 +73,8 @@ def check(
     paused policy is judged like any other; a passive one is not, because its publisher expires the holds. That no
     policy is registered is not well either: a probe must not stay green in the wrong database.
 
-    Dead letters and the size of the backlog are judged only where a limit is given, by what is counted: up to 10,000.
+    Dead letters, the size of the backlog and the events that relays have yet to deliver are judged only where a limit
+    is given, by what is counted: up to 10,000.
 
     Exit codes: 0 all is well; 3 it is not; 2 usage; 75 the database is unreachable.
     """
@@ -81,6 +86,8 @@ def check(
         if missing:
             raise unknown_policy(missing[0], list(reaper.batches()))
         waiting = wait(reaper, list(policy) if policy else None)
+        lag = None if max_relay_lag is None else _seconds(reaper, max_relay_lag, "--max-relay-lag")
+        relays = [] if lag is None else [r for r in reaper.relays() if r.policy in known]
     judged = [s for s in found if s.state != "passive"]
     crossed = [
         finding
@@ -88,6 +95,8 @@ def check(
         if s.policy in waiting
         for finding in _findings(s, waiting[s.policy], most, max_dead, max_backlog)
     ]
+    of_policy = {s.policy: s for s in found}
+    crossed += [_behind(r, of_policy[r.policy], lag) for r in relays if lag is not None and _waited(r) > lag]
     crossed.sort(key=lambda finding: -finding.times)
     well = bool(found) and not crossed
     line = _line(crossed, judged, found, waiting)
@@ -106,13 +115,13 @@ def check(
     ctx.exit(0 if well else 3)
 
 
-def _seconds(reaper: Reaper, interval: str) -> float:
+def _seconds(reaper: Reaper, interval: str, option: str = "--max-lateness") -> float:
     ((seconds, right),) = reaper.rows(
         "select extract(epoch from i.given)::double precision, i.given >= '0'"
         " from (select %s::interval as given) as i", interval,
     )  # fmt: skip
     if not right:
-        raise click.BadParameter("the lateness cannot be negative", param_hint="--max-lateness")
+        raise click.BadParameter("the lateness cannot be negative", param_hint=option)
     return float(seconds)
 
 
@@ -135,6 +144,25 @@ def _findings(
     if max_backlog is not None and s.due is not None and (s.due > max_backlog or (s.due_capped and s.due >= CAP)):
         found.append(finding("backlog", s.due, max_backlog, capped=s.due_capped))
     return found
+
+
+def _waited(relay: RelayStatus) -> float:
+    return relay.oldest_waiting.total_seconds() if relay.oldest_waiting is not None else 0.0
+
+
+def _behind(relay: RelayStatus, s: PolicyStatus, limit: float) -> Finding:
+    return Finding(
+        policy=s.policy,
+        owner=s.owner,
+        kind="relay",
+        value=_waited(relay),
+        limit=limit,
+        capped=False,
+        state=s.state,
+        reason=relay.trouble,
+        waited_for=None,
+        relay=relay.relay,
+    )
 
 
 def _line(
@@ -176,19 +204,24 @@ def _told(finding: Finding) -> str:
         return (
             f"{name} is late: {what} waits for {duration(finding.value)}, allowed is {duration(finding.limit)}{owner}"
         )
+    if finding.kind == "relay":
+        waits = f"an event of relay {visible(finding.relay or '', 60)} waits for {duration(finding.value)}"
+        trouble = f"; its queue: {visible(finding.reason, 60)}" if finding.reason else ""
+        return f"{waits}, allowed is {duration(finding.limit)}{trouble}{owner}"
     what = "dead letters" if finding.kind == "dead" else "due holds"
     number = count(int(finding.value), capped=finding.capped)
     return f"{name} has {number} {what}, allowed are {finding.limit:,.0f}{owner}"
 
 
 def _content(finding: Finding) -> dict[str, Any]:
-    late = finding.kind == "late"
+    late = finding.kind in ("late", "relay")
     return {
         "policy": finding.policy,
         "owner": finding.owner,
         "kind": finding.kind,
         "state": finding.state,
         "reason": finding.reason,
+        "relay": finding.relay,
         "waited_for": finding.waited_for if late else None,
         "lateness_seconds": finding.value if late else None,
         "max_lateness_seconds": finding.limit if late else None,

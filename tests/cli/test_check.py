@@ -237,7 +237,8 @@ def test_c113_the_fields_are_a_contract(in_process, holds):
     (finding,) = document["findings"]
     assert set(document) == set("schema_version command ok line policies judged findings exit_code".split())
     assert set(finding) == set(
-        "policy owner kind state reason waited_for lateness_seconds max_lateness_seconds holds max_holds capped".split()
+        "policy owner kind state reason relay waited_for lateness_seconds max_lateness_seconds holds max_holds"
+        " capped".split()
     )
 
 

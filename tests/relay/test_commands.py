@@ -152,3 +152,19 @@ def test_status_tells_what_does_not_reach_its_queue(in_process, db, dead, expire
     (behind, _) = in_process("status", "--json").json["policies"][0]["notices"]
     assert behind["what"].startswith("3 events of relay holds are not delivered, the oldest for 6 min")
     assert (behind["why"].startswith("nobody runs it"), behind["next"]) == (True, "pgreaper relays list holds")
+
+
+def test_check_judges_relays_where_it_is_asked(in_process, opened, expired, relaying, set_clock):
+    """An event that waits too long is not well, whoever runs the relay, and the queue's trouble is told with it."""
+    opened(objective="1 day")
+    expired(3)
+    relaying(Queue(away))
+    set_clock(timedelta(minutes=20))
+    assert in_process("check").code == 0
+    assert in_process("check", "--max-relay-lag", "1 hour").code == 0
+    done = in_process("check", "--max-relay-lag", "10 min")
+    assert (done.code, done.out.startswith("not well: an event of relay holds waits for 20 min")) == (3, True)
+    assert "allowed is 10 min; its queue: ConnectionRefused (owner: tests)" in done.out
+    (finding,) = in_process("check", "--max-relay-lag", "10 min", "--json").json["findings"]
+    assert (finding["kind"], finding["relay"], finding["max_lateness_seconds"]) == ("relay", "holds", 600)
+    assert in_process("check", "--max-relay-lag=-1 min").code == 2
