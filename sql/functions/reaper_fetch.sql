@@ -21,7 +21,8 @@
 --   * No row: there is nothing to deliver; then nothing is written and no transaction id is taken, except that the place
 --     moves on every few hundred rows that other policies append.
 --   * At most `batch` events, also of a row of the trail that has more.
---   * Where the trail was emptied and counts from the start again, the relay begins again at its oldest row.
+--   * Where the trail was emptied and counts from the start again, the relay forgets what it knew of the old one and
+--     begins again at the oldest row.
 --
 -- Raises
 --   RP002  no such relay.     RP004  not READ COMMITTED, or a read-only node.
@@ -88,7 +89,7 @@ begin
     return;
   end if;
 
-  -- Before anything is leased: a column that is not there must not cost a lease.
+  -- Tells a column that is not there together with the remedy.
   if cardinality(reaper_fetch.payload) > 0 then
     v_policy.payload_columns := reaper_fetch.payload;
     v_target := pgreaper._target(v_policy, reaper_fetch.search_path);
