@@ -27,6 +27,9 @@ SECONDS ?= 60
 SEED ?=
 VERSIONS ?=
 
+# To rewrite the asserts of all the tests takes each of four processes ten seconds: once.  Bytecode is kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 # A version manager may leave commands on PATH that do not run: try, then trust.
 FIND_PYTHON = for python in "$(PYTHON)" python3.13 python3.12 python3.11 python3; do \
     "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; \
