@@ -535,7 +535,7 @@ class Listener:
             self._away_since = now
         self._setbacks += 1
         seconds = backoff(self._setbacks, first=_AWAY_FIRST, cap=_AWAY_CAP)
-        text = f"{visible(self.result.source)}: {visible(trouble.error_class)}"
+        text = f"nothing comes from {visible(self.result.source)}: {visible(trouble.error_class)}"
         limit = self.settings.max_seconds
         if (self.settings.once and now - self._away_since >= _PATIENCE) or (
             limit is not None and now + seconds - self._started >= limit
@@ -704,6 +704,8 @@ class Listener:
     def _failed(self, policy: str, error: ReaperError, messages: int) -> float:
         """A call for a policy raised: say so, and leave the policy alone.  For how many seconds."""
         run, rest = self._run_of(policy), self._rests[policy]
+        if error.sqlstate == "55P03":
+            error = self._session.whose_lock(policy, error)
         run.error = error
         run.failures += 1
         rest.failures += 1

@@ -34,6 +34,7 @@ from pgreaper.errors import (
     QueryCancelled,
     ReaperError,
     StatementTimeout,
+    TableLocked,
     VersionMismatch,
     WrongTransaction,
     translate,
@@ -354,6 +355,18 @@ class Session:
         except ReaperError:
             return True
         return now.read_only or self.server is None or now.isolation != self.server.isolation
+
+    def whose_lock(self, policy: str, error: ReaperError) -> ReaperError:
+        """Something stayed locked (55P03).  If it is the whole target, say so, and who has it."""
+        try:
+            who = self.call(lambda r: r.table_lock(policy))
+        except ReaperError:
+            return error
+        if who is None:
+            return error
+        return TableLocked(
+            who, hint="Rows that are locked are skipped, a table cannot be.", sqlstate="55P03", original=error.original
+        )
 
     def require_fit(self, error: ReaperError) -> None:
         """

@@ -31,7 +31,6 @@ from pgreaper.errors import (
     QueryCancelled,
     ReaperError,
     StatementTimeout,
-    TableLocked,
     UnknownPolicy,
     WrongTransaction,
 )
@@ -888,7 +887,7 @@ class Worker:
         if self._stop.requested:
             raise Stopped  # We cancelled it ourselves.
         if error.sqlstate == "55P03":
-            error = self._whose_lock(turn, error)
+            error = self._session.whose_lock(turn.policy, error)
         self._session.require_fit(error)
         run.error = error
         run.failures += 1
@@ -916,18 +915,6 @@ class Worker:
                     hint=error.hint if news and isinstance(error, AccessDenied) else None,
                 )
             )
-
-    def _whose_lock(self, turn: _Turn, error: ReaperError) -> ReaperError:
-        """Something stayed locked.  If it is the whole table, say so, and who has it."""
-        try:
-            who = self._session.call(lambda r: r.table_lock(turn.policy))
-        except ReaperError:
-            return error
-        if who is None:
-            return error
-        return TableLocked(
-            who, hint="Rows that are locked are skipped, a table cannot be.", sqlstate="55P03", original=error.original
-        )
 
     def _explain(
         self, turn: _Turn, run: PolicyRun, batch: Batch, outcomes: Counter[str], apart: Container[str] = ()

@@ -183,6 +183,21 @@ def test_a_locked_hold_comes_again(connect, holds, listen, trail):
     assert run.exit_code == 0
 
 
+def test_a_locked_table_is_told_by_name(connect, holds, listen, trail):
+    """Nothing of it can be done: its commands come again, and a run that ends says 75."""
+    holds.due(1)
+    holds.register()
+    other = connect(autocommit=False)
+    other.execute("lock table holds in access exclusive mode")
+    run, queue, lines = listen(command(1), once=True)
+    assert [seconds for _, seconds in queue.of("later")] == [30]
+    assert run.exit_code == 75
+    assert any(f"is locked by backend {other.info.backend_pid}" in line for line in lines)
+    other.rollback()
+    listen(command(1))
+    assert trail() == {1: 1}
+
+
 def test_a_run_that_ends_leaves_what_is_locked_or_rests(db, connect, holds, listen):
     """It would turn on the spot: such messages come again after its end, early ones at their time."""
     holds.due(1)
