@@ -72,7 +72,7 @@ begin
   v_retry := coalesce(pgreaper._retry_at(v_policy.policy_id) <= v_now, false);
   v_fresh := pgreaper._due(v_policy, v_target, v_now, case when not reaper_claim.rescan then v_cursor.position end, v_wanted);
   if cardinality(v_fresh.keys) = 0 and not v_lapsed and not v_retry then
-    perform pgreaper._close_moot(v_policy, reaper_claim.worker, reaper_claim.search_path);
+    perform pgreaper._close_moot(v_policy, reaper_claim.worker, reaper_claim.search_path, looks => 10);
     return;
   end if;
 

@@ -98,7 +98,7 @@ begin
         v_worker, v_start, v_starts[v_index],
         v_targets[v_index], v_path);
       if not v_step.more then
-        perform pgreaper._close_moot(pgreaper._policy(v_names[v_index]), v_worker, v_path);
+        perform pgreaper._close_moot(pgreaper._policy(v_names[v_index]), v_worker, v_path, looks => 10);
       end if;
       v_more := v_step.more;
       expired := expired + v_step.expired;
