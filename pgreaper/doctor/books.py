@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from pgreaper.commands import command
 from pgreaper.doctor.finding import WARNING, Finding, Look
 from pgreaper.doctor.policy import bloated, disabled, size
 from pgreaper.reading import Row
-from pgreaper.text import plural
+from pgreaper.text import count, duration, plural, visible
 
 # Days that `pgreaper prune` keeps unless told otherwise.
 _CLAIMS = 7
@@ -52,6 +53,26 @@ def growth(look: Look) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def relays(look: Look) -> Iterator[Finding]:
+    """What a relay has not delivered stays in the trail, whatever the age; so one that nobody runs is in the way."""
+    with look.reading():
+        rows = look.rows(
+            "select r.relay, r.policy, r.waiting, r.waiting_capped, r.oldest_waiting, r.trouble"
+            "  from pgreaper.relay_status as r where r.oldest_waiting > %(behind)s order by r.relay",
+            behind=look.limits.relay,
+        )
+    for row in rows:
+        trouble = f"; its queue: {visible(row.trouble, 60)}" if row.trouble else ""
+        yield Finding(
+            "relay", WARNING, row.policy, visible(row.relay),
+            f"relay {visible(row.relay)} has not delivered {count(row.waiting, capped=row.waiting_capped)} events,"
+            f" the oldest for {duration(row.oldest_waiting)}{trouble}",
+            commands=(command("relays list", row.relay),),
+            advice="Let `pgreaper relay` run, or mend its queue. `pgreaper relays remove` if nobody wants its events:"
+            " until then they are kept from being pruned.",
+        )  # fmt: skip
+
+
 def _tables(look: Look) -> list[Row]:
     with look.reading():
         return look.rows(
@@ -64,4 +85,4 @@ def _tables(look: Look) -> list[Row]:
         )
 
 
-CHECKS = (vacuum, growth)
+CHECKS = (vacuum, growth, relays)

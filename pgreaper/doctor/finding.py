@@ -51,6 +51,8 @@ class Limits:
     """A dead letter has had no reaction."""
     late: timedelta = timedelta(minutes=1)
     """The least lateness that is told, however short the objective is."""
+    relay: timedelta = timedelta(hours=1)
+    """An event has not been delivered."""
     clock: timedelta = timedelta(seconds=1)
     """Clocks of the worker's host and of the database differ."""
     scan: int = 8 * 2**20

@@ -155,6 +155,21 @@ def test_c059_what_public_has(doctor, installed):
             doctor.heal("public", level="error", url=installed)
 
 
+def test_a_relay_that_nobody_runs(doctor, db, registered, run):
+    """Its events wait, and keep the trail from being pruned; delivered, or removed, all is well."""
+    registered.due(3)
+    db.execute("select pgreaper.reaper_relay('holds', 'audit')")
+    db.execute("call pgreaper.reaper_sweep('holds')")
+    assert found(db, "relay") == []
+    db.execute("update pgreaper.transitions set at = at - interval '2 hours'")
+    (finding,) = found(db, "relay")
+    assert finding.fact.startswith("relay audit has not delivered ")
+    assert "the oldest for 2 h" in finding.fact
+    assert finding.commands == ("pgreaper relays list audit",)
+    run("relays", "remove", "audit", "--yes")
+    assert found(db, "relay") == []
+
+
 def test_c084_nobody_prunes_the_books(doctor, db, registered, run):
     """By the age of what is in them; the remedy removes it.  And by their size, whoever prunes."""
     registered.due(3)
