@@ -21,7 +21,7 @@ import pytest
 from pgreaper.queues import Message
 from tests.queues.aws import aws as aws
 from tests.queues.aws import moto as moto
-from tests.queues.broker import SERVER, Broker, wait_until
+from tests.queues.broker import SERVER, STARTED, Broker, wait_until
 from tests.queues.endpoint import Endpoint
 from tests.queues.kafka_cluster import kafka as kafka
 
@@ -69,11 +69,15 @@ def certificates(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq(needs: Callable[..., Path], certificates: Path) -> Iterator[Broker]:
-    """A RabbitMQ of this run's own; a test that crashes it starts it again."""
+def rabbitmq(pytestconfig: pytest.Config, needs: Callable[..., Path], certificates: Path) -> Broker:
+    """A RabbitMQ of this run's own, one for all folders that ask for it; a test that crashes it starts it again."""
     needs(str(SERVER), package="rabbitmq-server")
-    with Broker(certificates=certificates) as broker:
-        yield broker
+    broker = pytestconfig.stash.get(STARTED, None)
+    if broker is None:
+        broker = pytestconfig.stash[STARTED] = Broker(certificates=certificates)
+        pytestconfig.add_cleanup(broker.close)
+        broker.__enter__()
+    return broker
 
 
 @dataclass(frozen=True, slots=True)
