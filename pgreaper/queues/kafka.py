@@ -375,7 +375,6 @@ class KafkaSource:
         self._numbers = itertools.count()
         self._trouble: str | None = None
         self._is_subscribed = self._has_joined = False
-        self._is_closing = False
         self._consumer: Consumer | None = None
         self._open()
 
@@ -421,7 +420,7 @@ class KafkaSource:
 
     def _revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         gone = [self._partitions[one.partition] for one in partitions if one.partition in self._partitions]
-        offsets = [] if self._is_closing else self._untold(gone)
+        offsets = self._untold(gone)
         if offsets:
             with suppress(KafkaException):  # Then the next owner gets them again.
                 consumer.commit(offsets=offsets, asynchronous=False)
@@ -602,12 +601,6 @@ class KafkaSource:
     def close(self) -> None:
         """Commit what is finished and leave the group; the rest comes again, to somebody else at once."""
         self._graves.close()
-        if self._consumer is None:
-            return
-        self._is_closing = True
-        with suppress(KafkaException):
-            if self._trouble is None and (offsets := self._untold(list(self._partitions.values()))):
-                self._consumer.commit(offsets=offsets, asynchronous=True)
         self._abandon()
 
     def _abandon(self) -> None:

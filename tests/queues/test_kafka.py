@@ -22,9 +22,12 @@ from tests.queues.broker import wait_until
 from tests.queues.conftest import message, messages
 from tests.queues.kafka_cluster import (
     MESSAGE_TOO_LARGE,
+    OFFSET_COMMIT,
     PRODUCE,
+    REBALANCE_IN_PROGRESS,
     TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC,
+    UNSUPPORTED,
     Kafka,
 )
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from pgreaper.queues import Received, Sink, Source
 
 
+# For a second member: these brokers give partitions out anew a second before the session of the first one is over.
 SHORT_SESSION = {"session__timeout__ms": 1500, "heartbeat__interval__ms": 200}
 
 
@@ -55,16 +59,11 @@ def open_sink(kafka: Kafka) -> Iterator[Callable[..., Sink]]:
 
 @pytest.fixture
 def open_source(kafka: Kafka) -> Iterator[Callable[..., Source]]:
-    """
-    A function that opens a source, of the group `listeners`.
-
-    These brokers give partitions out anew a second before the session's time is over, whoever has joined.
-    """
+    """A function that opens a source, of the group `listeners`."""
     opened: list[Source] = []
 
     def open_source(topic: str, **options: object) -> Source:
-        options = {"group": "listeners", **SHORT_SESSION, **options}
-        opened.append(queues.source(kafka.url(topic, **options)))
+        opened.append(queues.source(kafka.url(topic, group="listeners", **options)))
         return opened[-1]
 
     yield open_source
@@ -220,10 +219,11 @@ def test_after_an_unconfirmed_event_no_later_one_of_its_key_goes_out(kafka, open
     """Otherwise the earlier one, sent again, would come after it."""
     kafka.topic("events")
     sink = open_sink("events", batch__num__messages=1)
-    kafka.answer(PRODUCE, TOPIC_AUTHORIZATION_FAILED)
-    sent = sink.send([message(1, key="a"), message(2, key="b"), message(3, key="a")], timeout=10)
-    assert sent == Sent(frozenset({1}), {}, "TopicAuthorizationFailed")
-    assert [record.key() for record in kafka.records("events")] == [b"b"]
+    sink.send([message(0)], timeout=10)
+    kafka.answer(PRODUCE, UNSUPPORTED)
+    sent = sink.send([message(1, key="a"), *messages(5, 10), message(2, key="a")], timeout=10)
+    assert sent == Sent(frozenset({1, 2, 3, 4, 5}), {}, "UnsupportedForMessageFormat")
+    assert {record.key() for record in kafka.records("events")} == {b"0", b"10", b"11", b"12", b"13", b"14"}
 
 
 @pytest.mark.parametrize(
@@ -266,6 +266,17 @@ def test_the_offset_is_that_of_the_lowest_unfinished_message(kafka, open_source)
     wait_for_offset(kafka, source, 3)
 
 
+def test_an_offset_that_the_broker_did_not_take_is_told_again(kafka, open_source):
+    """As while partitions move: without another message to be done."""
+    kafka.topic("commands")
+    kafka.write("commands", b"1")
+    source = open_source("commands")
+    received = receive(source, 1)
+    kafka.answer(OFFSET_COMMIT, REBALANCE_IN_PROGRESS)
+    source.done(received)
+    wait_for_offset(kafka, source, 1)
+
+
 LISTENER = """
 import sys
 from pgreaper import queues
@@ -291,7 +302,7 @@ def test_a_consumer_that_is_killed_leaves_its_messages(kafka, open_source):
         assert listener.stdout.readline() == "ready\n"
         wait_until(lambda: kafka.committed("commands") == 2)
         listener.send_signal(signal.SIGKILL)
-    assert bodies(receive(open_source("commands"), 3)) == [b"2", b"3", b"4"]
+    assert bodies(receive(open_source("commands", **SHORT_SESSION), 3)) == [b"2", b"3", b"4"]
 
 
 def test_partitions_that_move_take_their_messages_along(kafka, open_source, monkeypatch):
@@ -299,9 +310,9 @@ def test_partitions_that_move_take_their_messages_along(kafka, open_source, monk
     kafka.topic("commands", partitions=2)
     for number in range(2):
         kafka.write("commands", b"%d" % number, partition=number)
-    first = open_source("commands")
+    first = open_source("commands", **SHORT_SESSION)
     held = {one.body: one for one in receive(first, 2)}
-    second, moved = open_source("commands"), list[queues.Received]()
+    second, moved = open_source("commands", **SHORT_SESSION), list[queues.Received]()
     monkeypatch.setattr(module, "_JOIN_WITHIN", 0.1)  # Both must speak, to agree.
 
     def has_moved() -> bool:
@@ -312,6 +323,8 @@ def test_partitions_that_move_take_their_messages_along(kafka, open_source, monk
 
     wait_until(has_moved)
     number = int(moved[0].body)
+    first.later(held[b"%d" % number], seconds=0)
+    first.reject(held[b"%d" % number], reason="Malformed")
     first.done(list(held.values()))
     wait_for_offset(kafka, first, 1, 1 - number)
     assert kafka.committed("commands", number) in (None, 0)
@@ -322,9 +335,9 @@ def test_partitions_that_move_take_their_messages_along(kafka, open_source, monk
 def test_a_group_that_has_not_gathered_is_trouble_and_not_an_empty_queue(kafka, open_source, monkeypatch):
     """A run that ends when nothing is left must not end because a member is silent; a member without work is fine."""
     kafka.topic("commands")
-    first = open_source("commands")
+    first = open_source("commands", **SHORT_SESSION)
     assert first.receive(1, wait=0) == []
-    second = open_source("commands")
+    second = open_source("commands", **SHORT_SESSION)
     with monkeypatch.context() as patch:
         patch.setattr(module, "_JOIN_WITHIN", 0.3)
         with pytest.raises(Trouble, match=r"^GroupNotReady$"):
@@ -433,16 +446,15 @@ def test_what_was_done_while_the_brokers_were_down_is_told_later(kafka, open_sou
     with pytest.raises(Trouble, match=r"^AllBrokersDown$"):
         receive(source, 1)
     kafka.up()
-    kafka.write("commands", b"after")
 
     def is_back() -> bool:
-        try:
+        with suppress(Trouble):
             received.extend(source.receive(10, wait=0.1))
-        except Trouble:
-            return False
-        return len(received) == 2
+        return kafka.committed("commands") == len(received)
 
     wait_until(is_back)
+    kafka.write("commands", b"after")
+    received += receive(source, 1)
     source.done(received)
     wait_for_offset(kafka, source, 2)
 
@@ -459,12 +471,12 @@ def test_close_gives_the_messages_back_at_once(kafka, open_source):
     """What is done is committed before; the next member begins behind it."""
     kafka.topic("commands")
     kafka.write("commands", b"done", b"not done")
-    source = open_source("commands")
+    source = open_source("commands", **SHORT_SESSION)
     done, _ = receive(source, 2)
     source.done([done])
     source.close()
     source.close()
-    assert bodies(receive(open_source("commands"), 1)) == [b"not done"]
+    assert bodies(receive(open_source("commands", **SHORT_SESSION), 1)) == [b"not done"]
 
 
 def test_close_does_not_hang_without_brokers(kafka, open_source):

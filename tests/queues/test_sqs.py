@@ -237,13 +237,14 @@ def test_an_answer_that_does_not_come_in_time(aws, open_sink):
     """Told in time; and nothing more is sent before the late call is over, which may still bring its messages."""
     queue = aws.queue()
     sink = open_sink(queue)
+    sink.send(messages(1, 5), timeout=10)
     released = threading.Event()
     aws.front.before = lambda operation, _: (released.wait(20), None)[1] if operation == "SendMessageBatch" else None
     began = time.monotonic()
     assert sink.send(messages(1), timeout=0.3) == Sent(frozenset(), {}, "Timeout")
     assert sink.send(messages(1, 1), timeout=0.3) == Sent(frozenset(), {}, "Timeout")
     assert 0.6 <= time.monotonic() - began < 3
-    assert len(aws.front.asked("SendMessageBatch")) == 1
+    assert len(aws.front.asked("SendMessageBatch")) == 2
     released.set()
     assert len(sink.send(messages(1, 1), timeout=10).confirmed) == 1
 
