@@ -271,6 +271,29 @@ def test_an_idle_relay_writes_nothing(db, opened, relaying):
     assert queue.batches == []
 
 
+def test_an_event_that_breaks_its_relay_is_found(db, opened, expired, relaying):
+    """A bug ends the run and gives nothing back, so what brings it about ends up alone and is given up."""
+    opened()
+    keys = expired(20)
+
+    def breaks(messages):
+        if keys[3] in [message.key for message in messages]:
+            raise ZeroDivisionError
+        return takes(messages)
+
+    queue = Queue(breaks)
+    crashes = 0
+    while not db.execute("select count(*) from pgreaper.dead_events").fetchone()[0]:
+        db.execute("update pgreaper.deliveries set lease_until = '-infinity' where finished_at is null")
+        try:
+            relaying(queue, batch=20)
+        except ZeroDivisionError:
+            crashes += 1
+        assert crashes < 40
+    assert sorted(queue.keys(), key=int) == [key for key in keys if key != keys[3]]
+    assert db.execute("select key, error_class from pgreaper.dead_events").fetchall() == [(keys[3], "LeaseExpired")]
+
+
 def test_a_relay_that_is_removed_ends(db, opened, relaying):
     """Its name leads nowhere any more: the run ends with 2 and says so."""
     opened()
