@@ -445,6 +445,32 @@ class Reaper:
             )
         ]  # fmt: skip
 
+    def expire_batch_and_claim(
+        self, token: UUID, policy: str, *, batch: int, worker: str | None = None, session: bool = False,
+        skew: timedelta | None = None,
+    ) -> tuple[Counter[str], Batch | None]:  # fmt: skip
+        """
+        :meth:`expire_batch`, and :meth:`claim_batch` in the same transaction: one commit and one answer less.
+
+        The claim is made only when every hold was expired; whatever either of the two raises undoes both.
+        """
+        rescan = False
+        ((outcomes, counts, *claimed),) = self._query(
+            _EXPIRE_AND_CLAIM, token, None, policy, batch, worker, rescan, session, skew
+        )
+        settled = Counter(dict(zip(outcomes or (), counts or (), strict=True)))
+        return settled, None if claimed[0] is None else Batch(*claimed)
+
+    def release_ahead(self, session_pid: int, worker: str) -> int:
+        """Release what a call of :meth:`expire_batch_and_claim` claimed whose answer never came; how many holds."""
+        ((holds,),) = self._query(
+            "select coalesce(sum(r.holds), 0)::integer from pgreaper.claims as c"
+            " cross join lateral (select pgreaper.reaper_release(token => c.token) as holds) as r"
+            " where c.session_pid = %s::integer and c.worker = %s::text and c.finished_at is null",
+            session_pid, worker,
+        )  # fmt: skip
+        return int(holds)
+
     def fail(
         self,
         token: UUID,
@@ -1082,6 +1108,16 @@ _CLAIM = (
 )
 _ANSWER = "select key, outcome, state, deadline, constraint_name from pgreaper."
 _EXPIRE = " from pgreaper.reaper_expire(token => %s::uuid, keys => %s::text[])"
+# LATERAL, so that the claim comes second.
+_EXPIRE_AND_CLAIM = (
+    "with settled as materialized (select outcome, count(*) as holds" + _EXPIRE + " group by outcome)"  # noqa: S608
+    " select s.outcomes, s.counts, c.token, c.holds, c.claim_until, c.attempt"
+    " from (select array_agg(outcome) as outcomes, array_agg(holds) as counts from settled) as s"
+    " left join lateral ("
+    "select token, count(*) as holds, max(claim_until) as claim_until, max(attempt) as attempt"
+    + _CLAIM
+    + " where s.outcomes = '{expired}'::text[] group by token) as c on true"
+)
 
 
 def _instant(moment: datetime) -> str:

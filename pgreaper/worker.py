@@ -207,6 +207,9 @@ class _Turn:
         self.batch = batch
         self.ceiling = batch
         self.done = False
+        # How many holds the last claim asked for, and the claim that came with the last transition.
+        self.asked = 0
+        self.ahead: Batch | None = None
         self.rescanned_at: float | None = None
         self.rescan_cost = 0.0
         self.stalled = 0
@@ -337,6 +340,7 @@ class Worker:
                 self._begin()
                 try:
                     self._loop()
+                    self._give_back_what_is_ahead()
                     if self.result.ended != "signal":
                         self._look_around()
                 except ReaperError as trouble:
@@ -556,8 +560,9 @@ class Worker:
             # Calls whose lease was lost, and that go on all the same, have every place.
             self._wait_for_a_place(self._pool)
             return True
+        batch, turn.ahead = turn.ahead, None
         try:
-            batch = self._claim(turn)
+            batch = batch or self._claim(turn)
         except UnknownPolicy as error:
             self._withdrawn(turn, run, error)
             return False
@@ -814,6 +819,7 @@ class Worker:
                 size = 1  # The handler fails for every hold: one is enough to see whether it still does.
         if self.settings.max_rows is not None:
             size = min(size, self.settings.max_rows - self.result.expired)
+        turn.asked = size
         began = time.monotonic()
         # A run that ends looks behind the cursor once; what it found locked is left for the next.
         rescan = turn.rescanned_at is None or (self.settings.daemon and turn.wants_rescan(began))
@@ -844,10 +850,28 @@ class Worker:
         """Expire a claim, through deadlocks and a lost connection: asking again is safe, but not for ever."""
         blamed = False
         losses = 0
+        size = self._goes_on_with(turn, batch)
+        lost: int | None = None
         while True:
             try:
-                return self._session.patiently(lambda r: r.expire_batch(batch.token))
+                if size > 0:
+                    outcomes, turn.ahead = self._session.call(
+                        lambda r: r.expire_batch_and_claim(
+                            batch.token, turn.policy, batch=turn.asked, worker=self.name,
+                            session=True, skew=self._session.skew,
+                        )
+                    )  # fmt: skip
+                    return outcomes
+                outcomes = self._session.patiently(lambda r: r.expire_batch(batch.token))
+                if lost is not None:
+                    self._session.patiently(lambda r, pid=lost: r.release_ahead(pid, self.name))  # type: ignore[misc]
+                return outcomes
             except ReaperError as trouble:
+                if size > 0:
+                    size = 0
+                    if not self._session.is_lost(trouble):
+                        continue  # Whichever of the two it was: alone, the transition tells.
+                    lost = self._session.server.backend_pid if self._session.server else None
                 if isinstance(trouble, StatementTimeout) and batch.holds == 1 and not (blamed or self._stop.requested):
                     blamed = True
                     self._blame(turn, batch)
@@ -859,6 +883,27 @@ class Worker:
                     turn.losses = _LOSSES - 1
                     raise
                 self._session.reconnect(trouble)
+
+    def _goes_on_with(self, turn: _Turn, batch: Batch) -> int:
+        """How many holds to claim in the transaction that settles a batch; 0: to claim by itself, or not at all."""
+        if (
+            self._pool is not None
+            or not self._session.is_direct
+            or self.settings.once
+            or self._stop.requested
+            or batch.attempt > 1
+            or batch.holds < turn.asked
+            or turn.asked != turn.batch
+            or (self.settings.daemon and turn.wants_rescan(time.monotonic()))
+            or self._ready() not in ([], [turn])  # The others have waited.
+        ):
+            return 0
+        if (
+            self.settings.max_rows is not None
+            and self.settings.max_rows - self.result.expired - batch.holds < turn.asked
+        ):
+            return 0
+        return turn.asked
 
     def _blame(self, turn: _Turn, batch: Batch) -> None:
         """A hold takes longer than a statement may, alone: that is its failure.  Its claim then ends without it."""
@@ -873,6 +918,13 @@ class Worker:
             run.released += self._session.patiently(lambda r: r.release(batch.token))
         except ReaperError:
             run.lost += batch.holds
+
+    def _give_back_what_is_ahead(self) -> None:
+        """Claims that came with a transition and were not begun: the run ends."""
+        for turn in self._turns:
+            batch, turn.ahead = turn.ahead, None
+            if batch is not None:
+                self._give_back(batch, self._run_of(turn))
 
     def _failed(
         self,

@@ -129,7 +129,6 @@ begin
         v_step.taken := 0;
       when assert_failure or others then
         v_step.taken := 0;
-        v_target.bare := false;
     end;
     if v_step.taken > 0 and not v_step.timed_out then
       v_step.expired := v_step.taken;

@@ -102,12 +102,6 @@ begin
       continue;
     end if;
 
-    -- A row was locked in the very moment of the update: now the careful way.
-    if target.bare then
-      target.bare := false;
-      continue;
-    end if;
-
     -- Something is missing, and no code of the user's was running: that would be inside one of
     -- these two statements.  What EXECUTE cannot parse is a matter of the target, unless it names us.
     if v_sqlstate in ('42883', '42704', '42703', '42P01', '3F000')
@@ -117,6 +111,12 @@ begin
       raise exception 'pgreaper is not complete in this database: %', v_message
         using errcode = 'RP005',
               hint = 'Run `pgreaper install`; nobody was charged.';
+    end if;
+
+    -- A row that was locked in the very moment of the update, for one: now the careful way.
+    if target.bare then
+      target.bare := false;
+      continue;
     end if;
 
     -- Perhaps a matter of this hold, perhaps of all: a few more tries tell.

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 
 from tests.concurrency.faults import Fault
-from tests.concurrency.sessions import Connection, Session, drain, rows
+from tests.concurrency.sessions import Connection, Rows, Session, drain, rows
 from tests.conftest import Holds
 
 # Where the statement has looked at the marks of its rows and has not begun to update, it waits for a gate.
@@ -33,10 +33,10 @@ def three(holds: Holds) -> Holds:
 
 
 @pytest.fixture
-def midway(three: Holds, db: Connection, session: Callable[..., Session]) -> Callable[[str], Future[rows]]:
+def midway(three: Holds, db: Connection, session: Callable[..., Session]) -> Callable[[str], Future[Rows]]:
     """A function that brings a reaper between look and update; the gate then lets it go on."""
 
-    def midway(way: str) -> Future[rows]:
+    def midway(way: str) -> Future[Rows]:
         db.execute(GATE)
         reaper = session()
         if way == "sweep":
@@ -58,7 +58,7 @@ WAYS = pytest.mark.parametrize("way", ["sweep", "claim"])
 
 @WAYS
 def test_a_row_that_is_locked_in_that_instant_is_left_alone(
-    three: Holds, db: Connection, midway: Callable[[str], Future[rows]], session: Callable[..., Session], way: str
+    three: Holds, db: Connection, midway: Callable[[str], Future[Rows]], session: Callable[..., Session], way: str
 ):
     """The statement gives up, the careful one skips the row; the others expire, and nobody is charged."""
     answer = midway(way)
@@ -84,7 +84,7 @@ def test_a_row_that_is_locked_in_that_instant_is_left_alone(
     ids=["consumed", "extended", "touched"],
 )
 def test_the_update_judges_the_row_as_it_is(
-    three: Holds, db: Connection, midway: Callable[[str], Future[rows]], way: str, change: str, left: tuple[str]
+    three: Holds, db: Connection, midway: Callable[[str], Future[Rows]], way: str, change: str, left: tuple[str]
 ):
     """What was committed between look and update wins: the guard stands in the statement that writes."""
     answer = midway(way)
@@ -103,7 +103,7 @@ def test_the_update_judges_the_row_as_it_is(
 
 @WAYS
 def test_the_trail_tells_the_deadline_that_was_there(
-    three: Holds, db: Connection, midway: Callable[[str], Future[rows]], way: str
+    three: Holds, db: Connection, midway: Callable[[str], Future[Rows]], way: str
 ):
     """A hold whose deadline moves in that instant, to another past one, expires with the one it has then."""
     answer = midway(way)
@@ -121,6 +121,7 @@ def test_a_mark_of_long_ago_is_no_lock(three: Holds, db: Connection, session: Ca
     for hold in (1, 2):
         first.run("select from holds where id = %s for key share", hold)
         second.run("select from holds where id = %s for share", hold)
+    first.run("select from holds where id = 3 for update")
     first.connection.rollback()
     second.connection.rollback()
     for other in (first, second):
@@ -189,3 +190,20 @@ def test_a_trigger_that_appears_in_the_instant_is_seen(three: Holds, db: Connect
     outcomes = {row["outcome"] for row in rows(db, "select outcome from pgreaper.reaper_expire(%s)", token)}
     assert outcomes <= {"retry", "dead-letter"}
     assert rows(db, "select * from pgreaper.transitions") == []
+
+
+def test_a_role_from_which_rows_are_hidden_is_another_version(three: Holds, db: Connection):
+    """What row level security shows depends on the role, which may lose its exemption in the middle of a run."""
+    db.execute(
+        "alter table holds enable row level security; create role reaper_of_version bypassrls;"
+        "grant usage on schema pgreaper to reaper_of_version; grant select on pgreaper.policies, holds to reaper_of_version;"
+        "grant execute on function pgreaper._target_version to reaper_of_version"
+    )
+    version = "select pgreaper._target_version(p) as version from pgreaper.policies as p"
+    try:
+        db.execute("set role reaper_of_version")
+        before = rows(db, version)
+        db.execute("reset role; alter role reaper_of_version nobypassrls; set role reaper_of_version")
+        assert rows(db, version) != before
+    finally:
+        db.execute("reset role; drop owned by reaper_of_version; drop role reaper_of_version")

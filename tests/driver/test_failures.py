@@ -382,14 +382,14 @@ def test_a_missing_piece_of_pgreaper_is_try_later(db, holds, work, how):
     """Half an upgrade: told by name, exit 75, nobody is charged, the policy is not suspended; and then it works."""
     holds.due(20)
     holds.register()
-    piece = one(db, "select pg_get_functiondef('pgreaper._row_lock'::regproc)")
-    db.execute("drop function pgreaper._row_lock")
+    piece = one(db, "select pg_get_functiondef('pgreaper._unlocked'::regproc)")
+    db.execute("drop function pgreaper._unlocked")
 
     run, lines = work(**how)
 
     assert run.exit_code == 75
     assert isinstance(run.policies["holds"].error, VersionMismatch)
-    assert "_row_lock" in lines[0]
+    assert "_unlocked" in lines[0]
     assert books(db) == []
     assert one(db, "select count(*) from pgreaper.cursors where failing_at is not null") == 0
 
