@@ -74,7 +74,8 @@ select pg_current_wal_lsn() - '0/0', blks_hit + blks_read, xact_commit + xact_ro
   from pg_stat_database where datname = current_database()
 """
 
-KINDS = ("stdout", "http", "rabbitmq", "sqs", "kafka")
+# By how much fewer events are enough, because the server here is a slow one.
+KINDS = {"stdout": 1, "http": 5, "rabbitmq": 1, "sqs": 20, "kafka": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +241,7 @@ def latency(dsn: str, kind: str, rate: float, seconds: float, poll: float, folde
             _redirect(folder)
         sink = Timed(queues.sink(where.url))
         run = Relay(resolve(dsn), sink, Settings(policy="holds", name=relay, poll=poll), log=lambda _: None)
-        feeder = threading.Thread(target=feed, args=(dsn, relay, rate, seconds))
+        feeder = threading.Thread(target=feed, args=(dsn, relay, rate, seconds, sink))
         feeder.start()
         run.run()
         feeder.join()
@@ -250,18 +251,27 @@ def latency(dsn: str, kind: str, rate: float, seconds: float, poll: float, folde
     return f"| {kind} | {rate:g} | {poll:g} | {1000 * p50:.0f} / {1000 * p99:.0f} / {1000 * found[-1]:.0f} |"
 
 
-def feed(dsn: str, relay: str, rate: float, seconds: float) -> None:
-    """Expire a hold at a time, then stop the relay when it has delivered them."""
+def feed(dsn: str, relay: str, rate: float, seconds: float, sink: Timed) -> None:
+    """Expire a hold at a time, then stop the relay when it has delivered them; the first one opens connections."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        time.sleep(1.5)
-        began, done = time.monotonic(), 0
-        while time.monotonic() - began < seconds:
+
+        def expire_one() -> None:
             connection.execute(INSERT, (1,))
             connection.execute("call pgreaper.reaper_sweep('holds')")
+
+        def wait_for(events: int) -> None:
+            while one(connection, "select delivered from pgreaper.relays where name = %s", relay)[0] < events:
+                time.sleep(0.02)
+
+        expire_one()
+        wait_for(1)
+        sink.latencies.clear()
+        began, done = time.monotonic(), 0
+        while time.monotonic() - began < seconds:
+            expire_one()
             done += 1
             time.sleep(max(began + done / rate - time.monotonic(), 0.0))
-        while one(connection, "select delivered from pgreaper.relays where name = %s", relay)[0] < done:
-            time.sleep(0.05)
+        wait_for(1 + done)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -360,7 +370,7 @@ def main() -> None:
                     " | WAL bytes an event | pages an event |\n|---|---:|---:|---:|---:|---:|---:|\n"
                 )
                 for kind in kinds:
-                    say.write(throughput(cluster.dsn, kind, options.events, folder) + "\n")
+                    say.write(throughput(cluster.dsn, kind, options.events // KINDS[kind], folder) + "\n")
         if options.only in (None, "latency"):
             say.write("\n| queue | events a second | poll, s | p50 / p99 / max, ms |\n|---|---:|---:|---:|\n")
             for kind in kinds:
