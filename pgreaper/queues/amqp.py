@@ -278,14 +278,11 @@ class AmqpSink:
             connection, self._line = line.connection, None
         try:
             channel = await connection.channel()
-            if self._queue:
-                # Published to the default exchange, which has every queue: is there one of this name?
-                await channel.get_queue(self._queue)
             exchange = await channel.get_exchange(self._exchange) if self._exchange else channel.default_exchange
         except BaseException as error:
             _forget(connection)
             if isinstance(error, (AMQPError, OSError, RuntimeError)):
-                raise Trouble(_named(error, "NoSuchQueue" if self._queue else "NoSuchExchange")) from None
+                raise Trouble(_named(error, "NoSuchExchange")) from None
             raise
         self._line = _Line(connection, channel, exchange)
         return exchange
@@ -435,8 +432,6 @@ class _Deliveries:
 
     def lose(self, error_class: str) -> None:
         self.lost = self.lost or error_class
-        self.ready.clear()
-        self.held.clear()
         self.wake.set()
 
     def take(self, limit: int, now: float) -> list[Received]:
