@@ -313,15 +313,16 @@ def test_nothing_is_written_and_no_setting_stays(run, db, dsn):
 
 
 def test_a_thousand_tables_take_seconds(db, dsn):
-    """A hundred of them look like holds."""
+    """A hundred of them look like holds.  On a busy machine: as long as it takes to make them, a few times."""
+    started = time.monotonic()
     db.execute(
         "do $$ begin for n in 1 .. 1000 loop execute format('create table t%s (id int, status text default ''held'', %s"
         " timestamptz)', n, case when n % 10 = 0 then 'hold_until' else 'created_at' end); end loop; end $$"
     )
-    started = time.monotonic()
+    made = time.monotonic()
     found = discover(db)
     assert (found.tables, len(found.candidates)) == (1000, 100)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - made < max(10, 4 * (made - started))
 
 
 NOT_ALLOWED = {
