@@ -450,7 +450,7 @@ def test_what_was_done_while_the_brokers_were_down_is_told_later(kafka, open_sou
     def is_back() -> bool:
         with suppress(Trouble):
             received.extend(source.receive(10, wait=0.1))
-        return kafka.committed("commands") == len(received)
+        return bool(kafka.committed("commands") == len(received))
 
     wait_until(is_back)
     kafka.write("commands", b"after")
@@ -484,8 +484,9 @@ def test_close_does_not_hang_without_brokers(kafka, open_source):
     kafka.topic("commands")
     kafka.write("commands", b"1")
     source = open_source("commands")
-    source.done(receive(source, 1))
+    received = receive(source, 1)
     kafka.down()
+    source.done(received)
     began = time.monotonic()
     source.close()
     assert time.monotonic() - began < 5
