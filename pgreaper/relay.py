@@ -345,7 +345,7 @@ class Relay:
         self._sender = _Sender(sink)
         self._judge = Judge()
         self._batch = settings.batch
-        self._look_after = _FIRST_LOOK
+        self._look_after = min(_FIRST_LOOK, settings.poll)
         self._troubles = 0
         self._trouble_said = ("", 0.0)
         self._failures = 0
@@ -434,7 +434,8 @@ class Relay:
         text = "" if s.once else f"relay {visible(opened.relay)} is up: policy {visible(s.policy)}, to {self._to}"
         if opened.created:
             since = "the oldest of the trail" if s.backfill else "what expires from now on"
-            text = f"relay {visible(opened.relay)} of policy {visible(s.policy)} is new: it begins with {since}"
+            text = text or f"relay {visible(opened.relay)} of policy {visible(s.policy)}"
+            text += f"; it is new, and begins with {since}"
         self._log(Event("relay.started", text, policy=s.policy))
 
     @property
@@ -443,6 +444,7 @@ class Relay:
 
     def _loop(self) -> None:
         while not self._over():
+            self._report()
             began = time.monotonic()
             try:
                 events = self._fetch()
@@ -460,7 +462,7 @@ class Relay:
                     self._failed(error)
                 continue
             if events:
-                self._look_after = _FIRST_LOOK
+                self._look_after = min(_FIRST_LOOK, self.settings.poll)
             elif self.settings.once:
                 return
             else:
@@ -481,7 +483,6 @@ class Relay:
 
     def _rest(self) -> None:
         """Nothing is there: sleep, each time longer, up to the poll; a fleet does not go in step."""
-        self._report()
         self._sleep(self._look_after * (0.75 + 0.5 * random.random()))  # noqa: S311
         self._look_after = min(2 * self._look_after, self.settings.poll)
 

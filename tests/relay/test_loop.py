@@ -49,10 +49,19 @@ def test_a_new_relay_begins_now_or_with_the_oldest(holds, expired, relaying):
     queue = Queue()
     run, lines = relaying(queue)
     assert (queue.keys(), run.created) == ([], True)
-    assert lines == ["relay holds of policy holds is new: it begins with what expires from now on"]
+    assert lines == ["relay holds of policy holds; it is new, and begins with what expires from now on"]
     run, lines = relaying(queue, name="all", backfill=True)
     assert (queue.keys(), run.relay) == (keys, "all")
-    assert "begins with the oldest of the trail" in lines[0]
+    assert "it is new, and begins with the oldest of the trail" in lines[0]
+
+
+def test_a_busy_relay_says_what_it_did(monkeypatch, opened, expired, relaying):
+    """Once a minute, also when there is always more."""
+    monkeypatch.setattr("pgreaper.relay.REPORT_EVERY", 0.0)
+    opened()
+    expired(30)
+    _, lines = relaying(Queue(), batch=10)
+    assert sum("relay holds: 10 delivered in the last " in line for line in lines) == 3
 
 
 def test_relays_of_a_policy_are_independent(opened, expired, relaying):
