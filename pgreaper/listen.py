@@ -69,7 +69,7 @@ _AFTER_LOSS: Final = 0.5
 # A queue that does not come back within so many seconds ends a run that may end.
 _PATIENCE: Final = 20.0
 _AWAY_FIRST: Final = 0.1
-_AWAY_CAP: Final = 15.0
+_AWAY_CAP: Final = 5.0
 _MOST_KEYS: Final = 10_000
 
 SETTLED: Final = frozenset({EXPIRED, ALREADY_DONE, NOT_ELIGIBLE, DEAD_LETTER})

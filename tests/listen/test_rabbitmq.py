@@ -93,10 +93,10 @@ def test_an_early_command_and_one_for_a_consumed_hold(db, holds, listen, rabbitm
     holds.due(1)
     holds.register()
     db.execute("update holds set status = 'consumed'")
-    db.execute("insert into holds (expires_at) values (clock_timestamp() + interval '2.5 seconds')")
-    rabbit.publish(name, command(2), command(1))
 
     def script(beside):
+        db.execute("insert into holds (expires_at) values (clock_timestamp() + interval '2.5 seconds')")
+        rabbit.publish(name, command(2), command(1))
         beside.wait_for(lambda: len(beside.queue.of("done")) == 2)
 
     run, _, _ = listen(script=script, source=source(rabbitmq.url(name)))

@@ -26,10 +26,10 @@ def test_commands_of_every_kind(db, holds, listen, aws, queue, trail):
     holds.due(3)
     holds.register()
     db.execute("update holds set status = 'consumed' where id = 3")
-    db.execute("insert into holds (expires_at) values (clock_timestamp() + interval '1.5 seconds')")
-    aws.write(name, *(command(n).decode() for n in (4, 1, 2, 1, 3)), "no command")
 
     def script(beside):
+        db.execute("insert into holds (expires_at) values (clock_timestamp() + interval '1.5 seconds')")
+        aws.write(name, *(command(n).decode() for n in (4, 1, 2, 1, 3)), "no command")
         beside.wait_for(lambda: len(beside.queue.of("done")) == 5)
         beside.wait_for(lambda: aws.counts(dead)[0] == 1)
 
