@@ -11,18 +11,12 @@ from tests.concurrency.sessions import Connection, Rows, Session, drain, rows
 from tests.conftest import Holds
 
 # Where the statement has looked at the marks of its rows and has not begun to update, it waits for a gate.
-GATE = """
-create table gate ();
-alter function pgreaper._unlocked(tid[], xid[]) rename to _really_unlocked;
-create function pgreaper._unlocked(tids tid[], marks xid[]) returns tid[] language plpgsql as $$
-begin
-  loop
-    exit when exists (select from public.gate);
-    perform pg_catalog.pg_sleep(0.001);
-  end loop;
-  return pgreaper._really_unlocked(tids, marks);
-end $$;
-"""
+GATE = Fault(
+    "no gate",
+    "_unlocked",
+    "if '0' = all",
+    "loop exit when exists (select from public.gate); perform pg_sleep(0.001); end loop; if '0' = all",
+)
 
 
 @pytest.fixture
@@ -37,7 +31,8 @@ def midway(three: Holds, db: Connection, session: Callable[..., Session]) -> Cal
     """A function that brings a reaper between look and update; the gate then lets it go on."""
 
     def midway(way: str) -> Future[Rows]:
-        db.execute(GATE)
+        db.execute("create table gate ()")
+        GATE.plant(db)
         reaper = session()
         if way == "sweep":
             answer = reaper.start("call pgreaper.reaper_sweep('holds')")
@@ -196,7 +191,8 @@ def test_a_role_from_which_rows_are_hidden_is_another_version(three: Holds, db: 
     """What row level security shows depends on the role, which may lose its exemption in the middle of a run."""
     db.execute(
         "alter table holds enable row level security; create role reaper_of_version bypassrls;"
-        "grant usage on schema pgreaper to reaper_of_version; grant select on pgreaper.policies, holds to reaper_of_version;"
+        "grant usage on schema pgreaper to reaper_of_version;"
+        "grant select on pgreaper.policies, holds to reaper_of_version;"
         "grant execute on function pgreaper._target_version to reaper_of_version"
     )
     version = "select pgreaper._target_version(p) as version from pgreaper.policies as p"
