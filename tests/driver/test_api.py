@@ -218,10 +218,10 @@ def test_c039_deadlines_that_python_cannot_tell(registered, holds, db):
     for deadline in ("infinity", "-infinity", "275760-09-13", "0044-03-15 BC", "2020-01-01"):
         db.execute("insert into holds (expires_at) values (%s::timestamptz)", [deadline])
 
+    assert registered.preview("holds").oldest_deadline == datetime.min.replace(tzinfo=UTC)
     leased = registered.claim("holds")
     assert sorted(h.key for h in leased) == ["2", "4", "5"]
     assert sorted(h.deadline for h in leased)[0] == datetime.min.replace(tzinfo=UTC)
-    assert registered.preview("holds").oldest_deadline == datetime.min.replace(tzinfo=UTC)
     (status,) = registered.status()
     assert status.oldest_due is None or status.oldest_due >= timedelta(0)
     registered.expire(leased[0].token)
