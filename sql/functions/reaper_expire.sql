@@ -7,7 +7,7 @@
 -- Promises
 --   * The target's update, the trail and the end of the claim commit together.
 --   * A hold that was consumed, extended or deleted is left alone and reported.
---   * Never waits for a row that somebody else has locked.
+--   * Waits for no row that somebody else has locked; for one that is locked in the instant of the update, 10 ms.
 --   * A token whose lease was taken back changes nothing.
 --
 -- Raises

@@ -19,7 +19,7 @@
 -- Promises
 --   * The target's update and the trail commit together.
 --   * Each key that was given comes back once, spelled as it was given, in any order.
---   * Never waits for a row that somebody else has locked; that is `locked`.
+--   * Waits for no row that somebody else has locked, which is `locked`; for one that is locked in the instant of the update, 10 ms.
 --   * A hold that nothing was found to do for is recorded like any conflict; a key that no hold
 --     has, an early command and a resting policy write nothing.
 --   * A call for more keys than one that the statement timeout cancels charges nobody: ask again with fewer.
