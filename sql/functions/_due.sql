@@ -21,6 +21,7 @@ volatile
 security invoker
 as $function$
 declare
+  c_large constant integer := 10000;
   v_cutoff constant timestamptz := _due.clock - policy.grace;
   v_statement text;
   v_from timestamptz := _due.start;
@@ -55,18 +56,25 @@ begin
       '                  from %4$s as h'
       '                 where %5$s and %6$s and %7$s'
       '                 order by %8$s'
-      '                 limit $4) as s) as s',
+      '                 limit $4) as s %11$s) as s',
       target.key, target.deadline, case when target.plain then 'h.ctid' else 'null::pg_catalog.tid' end,
       target.relation, target.held, target.due,
       case when v_from is null then 'true' else target.beyond end,
       target.deadline_order,
       -- IS NOT TRUE and not NOT: the negated form is not hashed everywhere.
       case when cardinality(v_taken) = 0 then 'true' else '(s.key operator(pg_catalog.=) any ($3)) is not true' end,
-      case when v_failed
+      case when v_failed and v_limit >= c_large then 'x.key is null'
+           when v_failed
            then 'not exists (select from pgreaper.failures as x'
                 ' where x.policy_id operator(pg_catalog.=) $5'
                 ' and x.key operator(pg_catalog.=) s.key and x.deadline operator(pg_catalog.=) s.deadline)'
-           else 'true' end);
+           else 'true' end,
+      -- So many failures lie before what is free that they are read as a whole; a join may change the order.
+      case when v_failed and v_limit >= c_large
+           then 'left join pgreaper.failures as x on x.policy_id operator(pg_catalog.=) $5'
+                ' and x.key operator(pg_catalog.=) s.key and x.deadline operator(pg_catalog.=) s.deadline'
+                ' order by s.deadline'
+           else '' end);
     perform set_config('search_path', target.search_path, true);
     execute v_statement
        into v_page.keys, v_page.deadlines, v_page.hints, v_scanned, v_last

@@ -191,3 +191,27 @@ def test_dead_letters_behind_the_cursor_cost_a_probe_nothing(core, many):
     before = core.value(read)
     core.do(*["select pgreaper.reaper_next_due('p')"] * 10)  # from the sixth on with a plan for any parameters
     assert core.value(read) - before <= 30
+
+
+def test_dead_letters_before_what_is_free_are_read_as_a_whole(committed, core, holds):
+    """A rescan past any number of them takes the oldest of the rest in order, and looks none of them up by itself."""
+    core.do(
+        "insert into holds (expires_at) select now() - interval '1 day' + g * interval '1 ms'"
+        " from generate_series(1, 40100) as g order by random()",
+        "vacuum analyze holds",
+    )
+    core.register()
+    core.do(
+        "insert into pgreaper.failures"
+        " (policy_id, key, deadline, attempts, first_seen_at, failed_at, not_before, error_class)"
+        " select p.policy_id, h.id::text, h.expires_at, 1, now(), now(), 'infinity', 'x'"
+        "   from pgreaper.policies as p, (select * from holds order by expires_at limit 40000) as h",
+        "vacuum analyze pgreaper.failures",
+    )
+    oldest = core.column("select id::text from holds order by expires_at offset 40000 limit 20")
+    with core.connection.transaction(force_rollback=True):
+        [(plan,)] = core.rows(
+            "explain (analyze, buffers, format json) select * from pgreaper.reaper_claim('p', 20, rescan => true)"
+        )
+    assert plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"] < 200_000
+    assert [hold.key for hold in core.claim(batch=20, rescan=True)] == oldest
