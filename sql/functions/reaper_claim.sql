@@ -14,7 +14,7 @@
 -- Promises
 --   * Concurrent claims share no hold.
 --   * Nothing of the target is locked or written.
---   * A pass that finds nothing writes nothing and takes no transaction id.
+--   * A pass that finds nothing, no dead letter to close either, writes nothing and takes no transaction id.
 --   * Whoever has the cursor's row, as a claim has, waits for no claim and no target row.
 --
 -- Raises
