@@ -159,7 +159,7 @@ def wait_until(db: Any) -> Any:
 
 
 def test_c078_pid_1_ends_when_idle(printed, dsn, holds, wait_until):
-    """The Deployment's very command, in a pod: it works, it beats, and SIGTERM ends it within two seconds."""
+    """The Deployment's very command, in a pod: it works, it beats, and SIGTERM ends it, before the engine kills."""
     holds.due(3)
     holds.register()
     deployed = container(printed("k8s", "--kind=deployment")["deployment.yaml"])["command"]
@@ -172,7 +172,7 @@ def test_c078_pid_1_ends_when_idle(printed, dsn, holds, wait_until):
         assert probe.returncode == 0
         code, seconds, err = stop(process, pid)
     assert (code, "Traceback" in err) == (0, False)
-    assert seconds < 2
+    assert seconds < 10
 
 
 def test_c078_pid_1_ends_while_connecting():
@@ -184,7 +184,7 @@ def test_c078_pid_1_ends_while_connecting():
     ):
         code, seconds, err = stop(process, pid)
     assert (code, "Traceback" in err) == (0, False)
-    assert seconds < 2
+    assert seconds < 7  # of ten that an attempt may take
 
 
 def test_c078_a_shell_that_does_not_step_aside_is_in_the_way():
