@@ -326,3 +326,19 @@ def test_verify_without_policies_and_with_a_wrong_one(in_process, holds):
     assert (result.code, result.out) == (2, "")
     assert "Did you mean holds" in result.err
     assert in_process("verify", "--database-url", "postgresql://127.0.0.1:1/none").code == 75
+
+
+def test_one_whose_hold_moved_on_is_closed_by_the_next_run(db, holds, in_process):
+    """Nobody has to replay or discard it: no longer listed or counted, and the history says what became of it."""
+    holds.due(2)
+    holds.register(permanent_attempts=1)
+    for token, key in db.execute("select token, key from pgreaper.reaper_claim('holds', 2)").fetchall():
+        db.execute("select outcome from pgreaper.reaper_fail(%s, %s, 'Refused', false)", (token, key))
+    db.execute("select count(*) from pgreaper.reaper_release((select token from pgreaper.claims))")
+    assert in_process("check", "--max-dead", "0").code == 3
+    db.execute("update holds set status = 'consumed'")
+    assert in_process("work").code == 0
+    assert in_process("check", "--max-dead", "0").code == 0
+    assert in_process("dead", "list").out == "there is no dead letter\n"
+    entries = in_process("history", "holds", "1", "--json").json["entries"]
+    assert [(e["outcome"], e["state"]) for e in entries][-1] == ("moot", "consumed")
