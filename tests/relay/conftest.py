@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -172,3 +173,11 @@ def identities(db: psycopg.Connection[Any]) -> Callable[[], set[str]]:
 def told(bodies: Sequence[bytes | str]) -> list[str]:
     """The idempotency keys in what a queue was sent, in that order."""
     return [json.loads(body)["idempotency_key"] for body in bodies]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
+    """Return as soon as it is true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came about"
+        time.sleep(0.01)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 
 import psycopg
 import pytest
 
-from pgreaper.connection import resolve
 from pgreaper.errors import InvalidInput, UnknownPolicy
 from pgreaper.queues import Sent
-from pgreaper.relay import SAME, Relay, Settings
+from pgreaper.relay import SAME
 from tests.conftest import Holds
-from tests.relay.conftest import Queue, away, refuses, takes
+from tests.relay.conftest import Queue, away, refuses, takes, wait_for
 
 IDLE = "count(*) = 0 from pgreaper.deliveries where finished_at is null"
 
@@ -164,20 +162,21 @@ def test_a_lease_that_nobody_heard_of_lapses(opened, expired, relaying, proxy):
 
 
 def test_a_lease_is_kept_while_a_send_takes_long(db, opened, expired, relaying):
-    """A send of three leases is nobody else's: the token stays good, and the events are handed out once."""
+    """A send that outlasts its lease is nobody else's: the token stays good, and the events are handed out once."""
     opened()
     expired(5)
-    began = time.monotonic()
+    lease = 2.0
 
     def slow(messages):
         ends: set[object] = set()
+        began = time.monotonic()
         with psycopg.connect(db.info.dsn, autocommit=True) as other:
-            while len(ends) < 4 or time.monotonic() - began < 0.9:
+            while len(ends) < 3 or time.monotonic() - began < 1.2 * lease:
                 ends.update(other.execute("select lease_until from pgreaper.deliveries where finished_at is null"))
                 assert other.execute("select count(*) from pgreaper.reaper_fetch('holds')").fetchone() == (0,)
         return takes(messages)
 
-    run, _ = relaying(Queue(slow), lease=0.3)
+    run, _ = relaying(Queue(slow), lease=lease)
     assert (run.delivered, run.lost) == (5, 0)
     assert db.execute("select redelivered from pgreaper.relays").fetchone() == (0,)
 
@@ -217,19 +216,19 @@ def test_a_signal_lets_the_send_in_hand_finish(db, opened, expired, relaying):
     assert queue.keys() == keys
 
 
-def test_a_second_signal_ends_it_at_once(db, opened, expired, start, endpoint, wait_until):
+def test_a_second_signal_ends_it_at_once(db, opened, expired, start, endpoint):
     """A queue that hangs keeps nobody: the events are given back, and the process ends with 143."""
     opened()
     expired(5)
     endpoint.answer = lambda request: "hang"
     relay = start("relay", "holds", "--to", endpoint.url, "--poll", "0.05")
     assert " is up: " in relay.popen.stderr.readline()
-    wait_until("select exists (select from pgreaper.deliveries where finished_at is null)")
+    wait_for(lambda: endpoint.requests)
     relay.popen.send_signal(signal.SIGTERM)
     assert "finishing the batch in hand" in relay.popen.stderr.readline()
     relay.popen.send_signal(signal.SIGTERM)
     result, took = relay.end()
-    assert (result.code, took < 5) == (143, True)
+    assert (result.code, took < 18) == (143, True), (took, result)
     assert db.execute(f"select {IDLE}").fetchone() == (True,)
     assert db.execute("select waiting, trouble from pgreaper.relay_status").fetchone() == (5, None)
 
@@ -354,21 +353,15 @@ def test_the_key_is_that_of_handlers(holds, opened, relaying, work):
     assert sorted(calls) == sorted(message.identity for message in queue.taken)
 
 
-def test_a_thread_that_hangs_is_left_behind(dsn, opened, expired):
-    """A queue that does not answer within the time after a signal: its events go back, nothing waits for it."""
+def test_a_queue_that_hangs_is_left_behind(db, opened, expired, start, endpoint):
+    """It does not answer in the time after a signal: its events go back, and nothing waits for it."""
     opened()
     expired(3)
-    hangs = threading.Event()
-
-    def hang(messages):
-        hangs.wait(60)
-        return takes(messages)
-
-    queue = Queue(hang)
-    relay = Relay(resolve(dsn), queue, Settings(policy="holds", shutdown_timeout=1.5), log=lambda event: None)
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    began = time.monotonic()
-    run = relay.run()
-    assert (run.ended, run.exit_code, run.returned, relay.left_behind) == ("signal", 0, 3, True)
-    assert time.monotonic() - began < 5
-    hangs.set()
+    endpoint.answer = lambda request: "hang"
+    relay = start("relay", "holds", "--to", endpoint.url, "--shutdown-timeout", "6")
+    wait_for(lambda: endpoint.requests)
+    relay.popen.send_signal(signal.SIGTERM)
+    result, took = relay.end()
+    assert (result.code, 3 < took < 20) == (0, True), (took, result)
+    assert result.out.startswith("holds: 3 to be sent again in ")
+    assert db.execute(f"select {IDLE}").fetchone() == (True,)

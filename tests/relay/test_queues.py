@@ -6,28 +6,18 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections import Counter
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from tests.cli.conftest import PGREAPER, environment
-from tests.relay.conftest import told
+from tests.relay.conftest import told, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.queues.endpoint import Request
 
 DELIVERED = "select coalesce(sum(delivered), 0) >= %s from pgreaper.relays"
 LEASED = "select exists (select from pgreaper.deliveries where finished_at is null)"
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came about"
-        time.sleep(0.01)
 
 
 def in_order(bodies: list[bytes]) -> bool:
