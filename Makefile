@@ -9,11 +9,14 @@
 #   make chaos  a minute of work under blows (SIGKILL, crashes, a bad network), then an audit
 #   make race   10,000 holds, each consumed or extended and expired at the same moment: one winner each
 #   make bench  how fast, beside the UPDATE one would write by hand: bench/RESULTS.md
+#   make bench-full
+#               growth, fleets, idleness, an application beside it: bench/RESULTS-full.md; twelve minutes
 #   make wheel  sdist and wheel in dist/
 #   make lock   resolve requirements.lock again from pyproject.toml
 #   make clean  remove what the targets made
 #
-# Variables: PYTHON (an interpreter), PYTEST (arguments, e.g. PYTEST="-k claim -x"), JOBS (tests at once, each
+# Variables: PYTHON (an interpreter), PYTEST (arguments, e.g. PYTEST="-k claim -x"), BENCH (arguments of the long
+# benchmarks: BENCH="--quick --parts fleet,idle"), JOBS (tests at once, each
 # with a server of its own; 4, on two cores too, for most of them wait for something; 1 on the one server that
 # PGREAPER_TEST_DSN names), VERSIONS of the matrix, SECONDS and SEED of the chaos (SEED=17 repeats the decisions of a run that had 17).
 
@@ -22,6 +25,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTHON ?=
 PYTEST ?=
+BENCH ?=
 JOBS ?= $(if $(PGREAPER_TEST_DSN),0,4)
 SECONDS ?= 60
 SEED ?=
@@ -42,7 +46,7 @@ FIND_PYTHON = for python in "$(PYTHON)" python3.13 python3.12 python3.11 python3
 
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 
-.PHONY: demo test test-matrix venv lint chaos race bench wheel lock clean
+.PHONY: demo test test-matrix venv lint chaos race bench bench-full wheel lock clean
 
 demo: venv
 	@$(BIN)/pgreaper demo
@@ -76,6 +80,9 @@ race: venv
 
 bench: venv
 	@$(BIN)/python bench/speed.py
+
+bench-full: venv
+	@$(BIN)/python -m bench.full $(BENCH)
 
 wheel: venv
 	@rm -rf dist
