@@ -103,7 +103,7 @@ def test_sigterm_lets_running_calls_finish_and_starts_none(db, holds, start, wai
     result, seconds = worker.end()
 
     assert result.code == 0
-    assert seconds < 5
+    assert seconds < 15
     assert states(holds) == ["expired"] * 2 + ["held"] * 8
     assert db.execute("select count(*) from calls").fetchone() == (2,)
     assert (open_claims(db), failures(db)) == (0, [])
@@ -157,7 +157,7 @@ def test_the_second_signal_waits_for_no_call(db, holds, start, wait_until):
     result, seconds = worker.end()
 
     assert (result.code, states(holds), open_claims(db)) == (128 + signal.SIGTERM, ["held"] * 5, 0)
-    assert seconds < 5
+    assert seconds < 15
 
 
 def test_a_process_that_dies_between_the_work_and_the_acknowledgement(db, holds, pgreaper, set_clock):
