@@ -178,16 +178,16 @@ def test_a_reader_that_leaves(dsn, db, opened, expired, pgreaper, identities):
 def test_rabbitmq_restarts_in_mid_stream(db, opened, expired, identities, start, rabbit, wait_until):
     """Killed with messages in flight: nothing confirmed is lost, what was not is sent again, and the relay lives on."""
     opened()
-    expired(3000)
+    expired(1500)
     queue = rabbit.queue()
-    relay = start("relay", "holds", "--to", rabbit.broker.url(queue), "--batch", "100")
-    wait_until(DELIVERED, 300)
+    relay = start("relay", "holds", "--to", rabbit.broker.url(queue), "--batch", "50")
+    wait_until(DELIVERED, 150)
     rabbit.broker.crash()
     wait_until("select trouble is not null from pgreaper.relays")
     (delivered,) = db.execute("select delivered from pgreaper.relays").fetchone()
-    assert delivered < 3000
+    assert delivered < 1500
     rabbit.broker.start()
-    wait_until(DELIVERED, 3000, seconds=40)
+    wait_until(DELIVERED, 1500, seconds=60)
     relay.popen.send_signal(signal.SIGTERM)
     done, _ = relay.end()
     assert set(told([message.body for message in rabbit.drain(queue)])) == identities()
