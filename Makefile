@@ -9,10 +9,12 @@
 #   make chaos  a minute of work under blows (SIGKILL, crashes, a bad network), then an audit
 #   make race   10,000 holds, each consumed or extended and expired at the same moment: one winner each
 #   make bench  how fast, beside the UPDATE one would write by hand: bench/RESULTS.md
+#   make bench-peers
+#               how fast, beside job queues with one job a hold: bench/RESULTS-peers.md
 #   make bench-full
 #               growth, fleets, idleness, an application beside it: bench/RESULTS-full.md; twelve minutes
 #   make wheel  sdist and wheel in dist/
-#   make lock   resolve requirements.lock again from pyproject.toml
+#   make lock   resolve requirements.lock again from pyproject.toml, and bench/peers.lock from bench/peers.in
 #   make clean  remove what the targets made
 #
 # Variables: PYTHON (an interpreter), PYTEST (arguments, e.g. PYTEST="-k claim -x"), BENCH (arguments of the long
@@ -23,6 +25,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PEERS := $(VENV)/peers
 PYTHON ?=
 PYTEST ?=
 BENCH ?=
@@ -46,7 +49,7 @@ FIND_PYTHON = for python in "$(PYTHON)" python3.13 python3.12 python3.11 python3
 
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 
-.PHONY: demo test test-matrix venv lint chaos race bench bench-full wheel lock clean
+.PHONY: demo test test-matrix venv lint chaos race bench bench-full bench-peers wheel lock clean
 
 demo: venv
 	@$(BIN)/pgreaper demo
@@ -84,6 +87,14 @@ bench: venv
 bench-full: venv
 	@$(BIN)/python -m bench.full $(BENCH)
 
+bench-peers: venv $(PEERS)/.ready
+	@$(BIN)/python -m bench.peers --python $(PEERS)/bin/python $(BENCH)
+
+$(PEERS)/.ready: bench/peers.lock
+	@$(FIND_PYTHON); "$$python" -m venv --clear $(PEERS)
+	@$(subst $(BIN),$(PEERS)/bin,$(PIP)) install --require-hashes --requirement $<
+	@touch $@
+
 wheel: venv
 	@rm -rf dist
 	@$(BIN)/python -m build --no-isolation
@@ -91,6 +102,9 @@ wheel: venv
 lock:
 	@$(FIND_PYTHON); "$$python" -m venv --clear $(VENV)/lock
 	@$(VENV)/lock/bin/python -m pip install --quiet --disable-pip-version-check pip-tools
+	@CUSTOM_COMPILE_COMMAND="make lock" $(VENV)/lock/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe \
+	  --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	  --output-file bench/peers.lock bench/peers.in
 	@$(VENV)/lock/bin/python -c \
 	  'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' \
 	| CUSTOM_COMPILE_COMMAND="make lock" $(VENV)/lock/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe \
