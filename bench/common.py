@@ -120,7 +120,7 @@ class Bench:
         ``shared``: all have one deadline.  ``partition`` is how the table is partitioned, ``partitions`` for which
         values.  ``rate_limit`` in holds per second.
         """
-        self.execute("drop table if exists holds")
+        self._clear()
         self.execute(TABLE + (f"partition by {partition}" if partition else ""))
         names = [f"holds_{number}" for number in range(len(partitions))] or ["holds"]
         for name, values in zip(names, partitions, strict=False):
@@ -133,6 +133,15 @@ class Bench:
         self.execute("vacuum analyze holds")
         self.execute(REGISTER.format(batch=BATCH, rate_limit=rate_limit or "null"))
         self.forget()
+
+    def _clear(self) -> None:
+        """Drop the table; many partitions one after the other, for each takes locks till the transaction ends."""
+        for (partition,) in self.admin.execute(
+            "select quote_ident(c.relname) from pg_inherits as i join pg_class as c on c.oid = i.inhrelid"
+            " where i.inhparent = to_regclass('holds') and c.relkind = 'r'"
+        ).fetchall():
+            self.execute(f"drop table {partition}")
+        self.execute("drop table if exists holds")
 
     def forget(self) -> None:
         """Empty the books: as if nothing had ever been expired."""
