@@ -53,10 +53,8 @@ select pgreaper.reaper_register('holds', 'holds', 'expires_at', 'status', array[
                                 batch => {batch}, rate_limit => {rate_limit}, lease => '10 minutes')
 """
 
-EMPTY_BOOKS = """
-truncate pgreaper.claims, pgreaper.transitions, pgreaper.failures, pgreaper.events;
-update pgreaper.cursors set position = null, rate_tokens = null, rate_at = null, retried = false
-"""
+EMPTY_BOOKS = "truncate pgreaper.claims, pgreaper.transitions, pgreaper.failures, pgreaper.events"
+FIRST = "update pgreaper.cursors set position = null, rate_tokens = null, rate_at = null, retried = false"
 
 # The oldest holds of the table, each with a dead letter of its own.
 DEAD = """
@@ -113,12 +111,13 @@ class Bench:
         partition: str | None = None,
         partitions: Sequence[str] = (),
         rate_limit: float | None = None,
+        anew: bool = True,
     ) -> None:
         """
         Fresh rows, ``due`` of them overdue; empty books, statistics, and no checkpoint due soon.
 
         ``shared``: all have one deadline.  ``partition`` is how the table is partitioned, ``partitions`` for which
-        values.  ``rate_limit`` in holds per second.
+        values.  ``rate_limit`` in holds per second.  Without ``anew`` the books stay, only the cursor is put back.
         """
         self._clear()
         self.execute(TABLE + (f"partition by {partition}" if partition else ""))
@@ -132,7 +131,7 @@ class Bench:
         self.execute(INDEX)
         self.execute("vacuum analyze holds")
         self.execute(REGISTER.format(batch=BATCH, rate_limit=rate_limit or "null"))
-        self.forget()
+        self.forget(anew=anew)
 
     def _clear(self) -> None:
         """Drop the table; many partitions one after the other, for each takes locks till the transaction ends."""
@@ -143,10 +142,11 @@ class Bench:
             self.execute(f"drop table {partition}")
         self.execute("drop table if exists holds")
 
-    def forget(self) -> None:
-        """Empty the books: as if nothing had ever been expired."""
-        for statement in EMPTY_BOOKS.split(";"):
-            self.execute(statement)
+    def forget(self, *, anew: bool) -> None:
+        """Put the cursor back, and with ``anew`` empty the books: as if nothing had ever been expired."""
+        if anew:
+            self.execute(EMPTY_BOOKS)
+        self.execute(FIRST)
         self.execute("checkpoint")
 
     def bury(self, dead: int) -> None:

@@ -46,7 +46,9 @@ class Sizes:
     quiet: float = 10
 
 
-QUICK = Sizes(deep=1_500_000, trail=5_000_000, fleet=150_000, books=300_000, watch=15, application=300_000, quiet=5)
+QUICK = Sizes(
+    deep=800_000, sample=50_000, trail=5_000_000, fleet=100_000, books=300_000, watch=11, application=300_000, quiet=5
+)
 
 
 @dataclass(frozen=True, slots=True)
