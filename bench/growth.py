@@ -207,7 +207,7 @@ def growth(bench: Bench, rows: int, holds: int, trail: int, dead: int, partition
     growth.buried(dead)
     growth.partitioned(partitions)
     growth.remembered(trail)
-    growth.deep(max(rows, 8 * holds))
+    growth.deep(max(rows, 10 * (holds + BATCH)))
     return growth.lines()
 
 
