@@ -108,6 +108,7 @@ class RelayRun:
     """
     What a run did, in events.
 
+    ``begins`` says with what a relay begins that was ``created`` by it.
     ``delivered`` were confirmed; ``retried`` refused for now, ``dead`` for good; ``returned`` came back untried
     because of trouble or a signal, ``lost`` are with another process.  ``unconfirmed`` were sent and not answered: they
     are sent again, and a consumer may see them twice.  ``ended`` is ``drained``, ``max-seconds``, ``signal``,
@@ -119,6 +120,7 @@ class RelayRun:
     to: str
     relay: str = ""
     created: bool = False
+    begins: str | None = None
     batches: int = 0
     delivered: int = 0
     retried: int = 0
@@ -431,11 +433,12 @@ class Relay:
                 hint="--payload names columns of the target, as they are called in the database.",
             )
         self.result.relay, self.result.created = opened.relay, opened.created
-        text = "" if s.once else f"relay {visible(opened.relay)} is up: policy {visible(s.policy)}, to {self._to}"
         if opened.created:
-            since = "the oldest of the trail" if s.backfill else "what expires from now on"
-            text = text or f"relay {visible(opened.relay)} of policy {visible(s.policy)}"
-            text += f"; it is new, and begins with {since}"
+            self.result.begins = "the oldest of the trail" if s.backfill else "what expires from now on"
+        text = ""
+        if not s.once:
+            text = f"relay {visible(opened.relay)} is up: policy {visible(s.policy)}, to {self._to}"
+            text += f"; it is new, and begins with {self.result.begins}" if self.result.begins else ""
         self._log(Event("relay.started", text, policy=s.policy))
 
     @property

@@ -180,7 +180,10 @@ def _summary(run: RelayRun) -> str:
         text = ", ".join(parts) + f" in {duration(run.seconds)}"
         if run.delivered >= 1000 and run.seconds > 0:
             text += f", {run.delivered / run.seconds:,.0f}/s"
-        return f"{visible(run.relay)}: {text}"
+        new = f"new, begins with {run.begins}; " if run.begins else ""
+        return f"{visible(run.relay)}: {new}{text}"
+    if run.begins:
+        return f"{visible(run.relay)}: new, begins with {run.begins}"
     if run.trouble is not None or not sys.stdout.isatty():
         return ""
     return f"{visible(run.relay)}: nothing to deliver"

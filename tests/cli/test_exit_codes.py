@@ -68,6 +68,23 @@ TABLE = {
         unknown=2,
     ),
     "work": Row("holds", "exit_code ended worker seconds reconnects outcomes policies error", unknown=2, reading=75),
+    "listen": Row(
+        "--once --from=stdin:",
+        "exit_code ended listener source seconds reconnects received done put_off rejected outcomes policies error",
+        reading=75,
+    ),
+    "relay": Row(
+        "holds --once --to=http://127.0.0.1:1/",
+        "exit_code ended worker relay policy to created seconds reconnects batches delivered retried dead returned"
+        " unconfirmed lost refused troubles error",
+        unknown=2,
+        reading=75,
+    ),
+    "relays list": Row("", "relays"),
+    "relays dead": Row("", "more dead_events"),
+    "relays resend": Row("holds --all", "dry_run relay resent", reading=75),
+    # Its document when there is one: tests/relay.
+    "relays remove": Row("nothing --yes", "error exit_code", code=2, reading=75),
     "pause": Row("holds", "policy changed", unknown=2, reading=75),
     "resume": Row("holds", "policy changed", unknown=2, reading=75),
     "status": Row("holds", "at database workers policies", unknown=2),
@@ -354,7 +371,7 @@ def test_c085_nobody_reads(shop, more):
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     found: dict[str, Any] = dict(zip(names, map(json.loads, done.stdout.splitlines()), strict=True))
-    quiet = {"work", "heartbeat"} if not more else set()  # these print nothing
+    quiet = {"work", "listen", "heartbeat"} if not more else set()  # these print nothing
     wanted = {name: [TABLE[name].code if name in quiet else 141, ""] for name in names}
     if not more:
         found["heartbeat"][1] = ""  # it says that there is none, on stderr
