@@ -117,6 +117,10 @@ class Procrastinate:
             )
 
 
+async def as_it_is(_: asyncpg.Connection) -> None:
+    """Spare the jobs the reset of a connection that asyncpg's pool does each time it gets one back."""
+
+
 class PGQueuer:
     """Enqueued in batches; one process takes so many jobs at a time, and runs them on a pool of connections."""
 
@@ -149,7 +153,9 @@ class PGQueuer:
     async def work(self, ready: Callable[[], Coroutine[Any, Any, None]], tally: Tally) -> None:
         """Run jobs until none is left, from when ``ready`` returns."""
         connection = await asyncpg.connect(self.dsn)
-        async with asyncpg.create_pool(self.dsn, min_size=self.CONNECTIONS, max_size=self.CONNECTIONS) as pool:
+        async with asyncpg.create_pool(
+            self.dsn, min_size=self.CONNECTIONS, max_size=self.CONNECTIONS, reset=as_it_is
+        ) as pool:
             queue = PgQueuer(AsyncpgDriver(connection), resources={"pool": pool})
 
             async def expire(job: Job, context: Context) -> None:

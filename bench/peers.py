@@ -63,7 +63,7 @@ HEAD = (
 )
 
 # Jobs of the run that tells how many are enough, and the most that are (the rate no longer rises then).
-FEW, MANY = 500, 20_000
+FEW, MANY = 300, 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,9 @@ class Shop:
             for worker in workers:
                 worker.go()
             answers = [json.loads(worker.hear() or "{}") for worker in workers]
-        expired = sum(answer.get("expired", 0) for answer in answers)
+        if not all(answers):
+            raise SystemExit(f"{peer.name}: a worker ended before its jobs did; its own words are above")
+        expired = sum(answer["expired"] for answer in answers)
         if expired != enqueued["jobs"]:
             raise SystemExit(f"{peer.name}: {enqueued['jobs']} jobs expired {expired} holds")
         return max(answer["last"] for answer in answers) - started, enqueued["seconds"]
