@@ -116,16 +116,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--parts", default=",".join(PARTS), help="which, with commas; default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="smaller sizes: some minutes instead of twelve")
-    parser.add_argument("--rows", type=int, help="rows of the largest table of each part, instead of its usual size")
-    parser.add_argument("--sample", type=int, help="growth: holds in a sample")
-    parser.add_argument("--trail", type=int, help="growth: holds in the trail")
-    parser.add_argument("--dead", type=int, help="growth, idle: dead letters at the head")
-    parser.add_argument("--partitions", type=int, help="growth: how many")
-    parser.add_argument("--most", type=int, help="fleet: how many at once at most")
-    parser.add_argument("--watch", type=float, help="idle: seconds for which a daemon is watched")
-    parser.add_argument("--rate", type=int, help="application: transactions a second")
-    parser.add_argument("--limit", type=int, help="application: the rate limit, holds a second")
-    parser.add_argument("--quiet", type=float, help="application: seconds with nothing running, before each drain")
+    parser.add_argument(
+        "--rows", type=_number, help="rows of the largest table of each part, instead of its usual size"
+    )
+    parser.add_argument("--sample", type=_number, help="growth: holds in a sample")
+    parser.add_argument("--trail", type=_number, help="growth: holds in the trail")
+    parser.add_argument("--dead", type=_number, help="growth, idle: dead letters at the head")
+    parser.add_argument("--partitions", type=_number, help="growth: how many")
+    parser.add_argument("--most", type=_number, help="fleet: how many at once at most")
+    parser.add_argument("--watch", type=_seconds, help="idle: seconds for which a daemon is watched")
+    parser.add_argument("--rate", type=_number, help="application: transactions a second")
+    parser.add_argument("--limit", type=_number, help="application: the rate limit, holds a second")
+    parser.add_argument("--quiet", type=_seconds, help="application: seconds with nothing running, before each drain")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("RESULTS-full.md"))
     options = parser.parse_args()
     names = options.parts.split(",")
@@ -142,6 +144,16 @@ def main() -> None:
         section = measure(part, _sizes(quick=options.quick, asked=asked))
         keep(options.output, part.title, section)
         sys.stdout.write(section + "\n")
+
+
+def _number(text: str) -> int:
+    """A number of things: one at least."""
+    return max(int(text), 1)
+
+
+def _seconds(text: str) -> float:
+    """A length of time that can be measured in."""
+    return max(float(text), 1.0)
 
 
 def _sizes(*, quick: bool, asked: dict[str, float]) -> Sizes:
