@@ -57,7 +57,7 @@ HEAD = (
     "enqueued per second",
     "expired per second",
     "of the bulk UPDATE",
-    "pgreaper is faster by",
+    "pgreaper: times as fast",
     "WAL bytes per hold",
     "dead rows per hold",
 )
@@ -122,11 +122,15 @@ class Took:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of expiring everything that is due; ``run`` returns its seconds and those of the enqueueing before."""
+    """
+    One way of expiring everything that is due.
+
+    ``run`` returns its seconds, those of the enqueueing before, and bytes of WAL that are ours and not its own.
+    """
 
     name: str
     books: str
-    run: Callable[[Bench], tuple[float, float]]
+    run: Callable[[Bench], tuple[float, float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +151,13 @@ class Shop:
         code = f"from importlib.metadata import version\nprint(*(f'{{n}} {{version(n)}}' for n in {names}), sep=', ')"
         return subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
-    def drain(self, peer: Peer, bench: Bench) -> tuple[float, float]:
-        """Seconds until the workers have expired all holds, and seconds of enqueueing before; SystemExit if not."""
+    def drain(self, peer: Peer, bench: Bench) -> tuple[float, float, float]:
+        """Let its workers expire all holds, as :class:`Way` says.  Raises SystemExit if they do not."""
         enqueued = json.loads(self._ask(peer, "enqueue"))
         # A queue in service has statistics; autovacuum would have made them.
+        wal = number(bench, WAL)
         bench.connection.execute("analyze")
+        wal = number(bench, WAL) - wal
         with ExitStack() as stack:
             workers = [stack.enter_context(Worker(self._command(peer, "work"))) for _ in range(peer.processes)]
             if any(worker.hear() != "ready" for worker in workers):
@@ -165,7 +171,7 @@ class Shop:
         expired = sum(answer["expired"] for answer in answers)
         if expired != enqueued["jobs"]:
             raise SystemExit(f"{peer.name}: {enqueued['jobs']} jobs expired {expired} holds")
-        return max(answer["last"] for answer in answers) - started, enqueued["seconds"]
+        return max(answer["last"] for answer in answers) - started, enqueued["seconds"], wal
 
     def _command(self, peer: Peer, command: str) -> list[str]:
         return [str(self.python), str(HERE / "peer.py"), peer.queue, command, self.dsn, "--width", str(peer.width)]
@@ -205,13 +211,13 @@ class Worker:
             self._process.stdin.flush()
 
 
-def timed(run: Callable[[Bench], object]) -> Callable[[Bench], tuple[float, float]]:
+def timed(run: Callable[[Bench], object]) -> Callable[[Bench], tuple[float, float, float]]:
     """A way that has nothing to enqueue."""
 
-    def way(bench: Bench) -> tuple[float, float]:
+    def way(bench: Bench) -> tuple[float, float, float]:
         started = time.monotonic()
         run(bench)
-        return time.monotonic() - started, 0.0
+        return time.monotonic() - started, 0.0, 0.0
 
     return way
 
@@ -242,13 +248,13 @@ def measure(bench: Bench, way: Way, holds: int) -> Took:
         bench.connection.execute(f"vacuum {table}".encode())
     bench.connection.execute("checkpoint")
     wal = number(bench, WAL)
-    seconds, enqueueing = way.run(bench)
+    seconds, enqueueing, apart = way.run(bench)
     patience = time.monotonic() + 30
     while not number(bench, ALONE):
         if time.monotonic() > patience:
             raise SystemExit(f"{way.name}: a connection is still open 30 seconds after the last hold")
         time.sleep(0.01)
-    wal = number(bench, WAL) - wal
+    wal = number(bench, WAL) - wal - apart
     if left := number(bench, "select count(*) from holds where status <> 'expired'"):
         raise SystemExit(f"{way.name} left {left:.0f} of {holds} holds")
     return Took(holds, seconds, enqueueing, wal / holds, number(bench, DEAD, books) / holds)
@@ -317,7 +323,7 @@ def main() -> None:
     """Measure on an embedded server and write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--rows", type=int, default=100_000, help="holds of pgreaper and of the bulk UPDATE")
-    parser.add_argument("--seconds", type=float, default=5, help="how long a job queue is kept busy, about")
+    parser.add_argument("--seconds", type=float, default=4, help="how long a job queue is kept busy, about")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--python", type=Path, default=Path(".venv/peers/bin/python"), help="one that has the queues")
     parser.add_argument("--output", type=Path, default=HERE / "RESULTS-peers.md")
@@ -330,7 +336,8 @@ def main() -> None:
         shop.install()
         measured = compare(bench, shop, options.rows, options.seconds, options.rounds)
         about = (
-            f"`make bench-peers`: medians of {options.rounds} interleaved rounds, PostgreSQL {cluster.version} with "
+            f"`make bench-peers`, with --rows {options.rows} --seconds {options.seconds:g} --rounds {options.rounds}: "
+            f"medians of the interleaved rounds, PostgreSQL {cluster.version} with "
             f"its default settings (fsync and synchronous commit on), Python {platform.python_version()}, "
             f"{os.cpu_count()} cores, {platform.machine()}; {shop.versions()}."
         )
