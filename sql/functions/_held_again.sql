@@ -1,7 +1,7 @@
 -- _held_again: whether a trigger that ran after the transition made one of these due again.
 --
--- Looked at only where such a trigger can be: an AFTER trigger of the user's on a table, or
--- anything on a partitioned table or under a view.  A hold that came back with the same
+-- Looked at only where such a trigger can be: an AFTER trigger of the user's on the table or on one of its
+-- partitions, or anything under a view.  A hold that came back with the same
 -- deadline would expire again and again.
 create function pgreaper._held_again(
   policy pgreaper.policies,
@@ -16,18 +16,22 @@ security invoker
 as $function$
 declare
   v_cutoff constant timestamptz := _held_again.clock - policy.grace;
+  v_relation constant regclass := to_regclass(format('%I.%I', policy.target_schema, policy.target_table));
   v_statement text;
   v_found boolean := false;
 begin
-  if not target.bare and cardinality(_held_again.keys) > 0 and (not target.plain or exists (
-    select from pg_catalog.pg_trigger as t
-     where t.tgrelid = to_regclass(format('%I.%I', policy.target_schema, policy.target_table))
-       and not t.tgisinternal
-       and t.tgenabled <> 'D'
-       -- Bits of tgtype: 2 before, 16 update.
-       and t.tgtype & 2 = 0
-       and t.tgtype & 16 <> 0
-  )) then
+  if not target.bare and cardinality(_held_again.keys) > 0 and (
+    -- What an update of a view comes to, only its rewriting tells.
+    not target.plain and not exists (select from pg_catalog.pg_class as c where c.oid = v_relation and c.relkind = 'p')
+    or exists (
+      select from pg_catalog.pg_trigger as t
+       where (t.tgrelid = v_relation or t.tgrelid in (select p.relid from pg_partition_tree(v_relation) as p))
+         and not t.tgisinternal
+         and t.tgenabled <> 'D'
+         -- Bits of tgtype: 2 before, 16 update.
+         and t.tgtype & 2 = 0
+         and t.tgtype & 16 <> 0)
+  ) then
     v_statement := format('select exists (select from %s as h where %s and %s and %s)',
       target.relation, target.matches, target.held, target.due);
     perform set_config('search_path', target.search_path, true);

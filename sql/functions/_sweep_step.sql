@@ -27,6 +27,7 @@ set jit = off
 set search_path = pg_catalog, pg_temp
 as $function$
 declare
+  c_sweep constant integer := 1919377517;
   v_policy constant pgreaper.policies := pgreaper._policy(_sweep_step.policy);
   v_wanted integer := least(pgreaper._batch_size(v_policy, _sweep_step.batch), _sweep_step.remaining);
   v_now constant timestamptz := pgreaper._clock();
@@ -52,6 +53,9 @@ begin
   v_target := case when v_version = (_sweep_step.target).version then _sweep_step.target
                    else pgreaper._target(v_policy, _sweep_step.search_path, version => v_version) end;
   v_step.target := v_target;
+  -- Sweeps that run side by side meet the same holds, so only one of them goes straight to the update; the others lock
+  -- first, and skip what it has.
+  v_target.bare := v_target.bare and pg_try_advisory_xact_lock(c_sweep, v_policy.policy_id);
   select c as cursor,
          exists (select from pgreaper.claims as l where l.policy_id = c.policy_id and l.finished_at is null) as leased,
          exists (select from pgreaper.failures as f where f.policy_id = c.policy_id) as failed

@@ -10,9 +10,9 @@ begin
       select from pgreaper.claims as c
        where c.policy_id = _taken.policy_id and c.finished_at is null
          and (_taken.start is null or c.last_deadline >= _taken.start))
-    or exists (
-      select from pgreaper.failures as f
-       where f.policy_id = _taken.policy_id and (_taken.start is null or f.deadline >= _taken.start));
+    -- The greatest one by its index: with EXISTS the planner hopes to meet one early, and reads them all.
+    or coalesce((select max(f.deadline) from pgreaper.failures as f where f.policy_id = _taken.policy_id)
+                >= coalesce(_taken.start, '-infinity'), false);
 end;
 $function$;
 
