@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from pgreaper.api import unknown_policy
+from pgreaper.api import TOO_SLOW, unknown_policy
 from pgreaper.connection import Address, worker_name
 from pgreaper.errors import (
     DatabaseBusy,
@@ -34,6 +34,7 @@ from pgreaper.errors import (
     LeaseLost,
     QueryCancelled,
     ReaperError,
+    StatementTimeout,
     UnknownPolicy,
 )
 from pgreaper.handlers import idempotency_key
@@ -64,6 +65,8 @@ _PROBE: Final = 50
 SAME: Final = 8
 # So many batches of one event in a row that were refused for now, with nothing taken between, do too.
 _LONELY: Final = 3
+# So many events in a row whose payload alone takes longer than a statement may speak of the timeout, not of the events.
+_SLOW: Final = 3
 # A database that refuses a call: the first pause, and the longest.
 _FAILED_FIRST: Final = 1.0
 _FAILED_CAP: Final = 60.0
@@ -106,13 +109,16 @@ class Settings:
 @dataclass(slots=True)
 class RelayRun:
     """
-    What a run did, in events.
+    What a run did.
 
     ``begins`` says with what a relay begins that was ``created`` by it.
-    ``delivered`` were confirmed; ``retried`` refused for now, ``dead`` for good; ``returned`` came back untried
-    because of trouble or a signal, ``lost`` are with another process.  ``unconfirmed`` were sent and not answered: they
-    are sent again, and a consumer may see them twice.  ``ended`` is ``drained``, ``max-seconds``, ``signal``,
-    ``trouble`` (of the queue), ``unavailable`` or ``failed``.
+    Events that were confirmed are ``delivered``, those refused for good ``dead``.  The others are tries, of which an
+    event may have several: ``retried`` were refused for now, ``returned`` came back untried because of trouble or a
+    signal, ``lost`` are with another process, ``unconfirmed`` were sent and not answered: those are sent again, and a
+    consumer may see them twice.  Of a run that drained a relay, ``leased`` events are with other processes that
+    deliver them, or have died; their leases end at ``leased_until`` at the latest.
+
+    ``ended`` is ``drained``, ``max-seconds``, ``signal``, ``trouble`` (of the queue), ``unavailable`` or ``failed``.
     """
 
     worker: str
@@ -128,6 +134,8 @@ class RelayRun:
     returned: int = 0
     unconfirmed: int = 0
     lost: int = 0
+    leased: int = 0
+    leased_until: datetime | None = None
     reasons: Counter[str] = field(default_factory=Counter)
     troubles: int = 0
     ended: str = "drained"
@@ -346,7 +354,8 @@ class Relay:
         )
         self._sender = _Sender(sink)
         self._judge = Judge()
-        self._batch = settings.batch
+        self._batch = self._ceiling = settings.batch
+        self._slow = 0
         self._look_after = min(_FIRST_LOOK, settings.poll)
         self._troubles = 0
         self._trouble_said = ("", 0.0)
@@ -451,6 +460,8 @@ class Relay:
             began = time.monotonic()
             try:
                 events = self._fetch()
+                if events is None:
+                    continue
                 if events:
                     self._deliver(events, began)
                 self._fine()
@@ -467,9 +478,21 @@ class Relay:
             if events:
                 self._look_after = min(_FIRST_LOOK, self.settings.poll)
             elif self.settings.once:
+                self._look_around()
                 return
             else:
                 self._rest()
+
+    def _look_around(self) -> None:
+        """There is nothing more for this run: note what other processes have, which may have died."""
+        ((self.result.leased, self.result.leased_until),) = self._session.retrying(
+            lambda r: r.rows(
+                "select coalesce(sum(cardinality(d.events)), 0)::bigint, max(d.lease_until)"
+                "  from pgreaper.deliveries as d join pgreaper.relays as r on r.relay_id = d.relay_id"
+                " where r.name = %s and d.finished_at is null and d.lease_until > pgreaper._clock()",
+                self.result.relay,
+            )
+        )
 
     def _over(self) -> bool:
         """Whether the run ends here, and why."""
@@ -542,15 +565,91 @@ class Relay:
 
     # -- one batch
 
-    def _fetch(self) -> "list[RelayEvent]":
-        s = self.settings
+    def _fetch(self) -> "list[RelayEvent] | None":
+        """
+        The next batch.  None: it took longer than a statement may, and the next one is smaller or of another event.
+
+        Raises StatementTimeout when one event alone takes so long, and it is not the event.
+        """
+        asked = self._batch
+        try:
+            events = self._ask(asked, self.settings.payload)
+        except StatementTimeout as error:
+            if asked > 1:
+                self._shrink(asked, error)
+            else:
+                self._blame(error)
+            return None
+        if events:
+            self._slow = 0
+            full = self.settings.batch
+            self._ceiling = min(full, self._ceiling + max(1, full // 100))
+        return events
+
+    def _ask(self, batch: int, payload: Sequence[str]) -> "list[RelayEvent]":
         return self._session.patiently(
             lambda r: r.fetch(
                 self.result.relay,
-                batch=self._batch,
+                batch=batch,
                 worker=self.result.worker,
-                lease=timedelta(seconds=s.lease),
-                payload=s.payload,
+                lease=timedelta(seconds=self.settings.lease),
+                payload=payload,
+            )
+        )
+
+    def _shrink(self, asked: int, error: StatementTimeout) -> None:
+        """So many were too many for the statement timeout: go well below, and back up only slowly."""
+        told = self._ceiling < self.settings.batch
+        self._ceiling, self._batch = max(1, asked // 2), max(1, asked // 4)
+        if told:
+            return
+        text = f"relay {visible(self.result.relay)}: fetching up to {plural(asked, 'event')} takes too long"
+        self._log(
+            Event(
+                "relay.batch-too-large",
+                f"{text}: {error.message}; going on with smaller batches",
+                WARNING,
+                policy=self.result.policy,
+                counts={"events": asked},
+                sqlstate=error.sqlstate,
+            )
+        )
+
+    def _blame(self, error: StatementTimeout) -> None:
+        """
+        One event alone takes longer than a statement may: its payload's failure, as often as the payload explains it.
+
+        Without the payload it can be leased, so that it is booked and tried again later, and others go meanwhile.
+        Raises StatementTimeout when there is no payload to blame, or one event after another is like that.
+        """
+        if not self.settings.payload:
+            raise _too_slow(error)
+        try:
+            events = self._ask(1, ())
+        except StatementTimeout as again:
+            raise _too_slow(again) from None
+        if not events:
+            return
+        self._slow += 1
+        verdict = Verdict(frozenset(), {0: Refusal(TOO_SLOW, transient=True)}, TOO_SLOW)
+        self.result.batches += 1
+        if not self._tell(events[0].token, events, verdict):
+            return
+        self.result.reasons[TOO_SLOW] += 1
+        trouble = _too_slow(error, payload=True)
+        if self._slow >= _SLOW:
+            raise trouble
+        self._log(
+            Event(
+                "relay.event-too-slow",
+                f"relay {visible(self.result.relay)}: {trouble.message}; to be tried again",
+                WARNING,
+                policy=self.result.policy,
+                token=events[0].token,
+                keys=[events[0].key],
+                error_class=TOO_SLOW,
+                sqlstate=trouble.sqlstate,
+                hint=trouble.hint,
             )
         )
 
@@ -575,7 +674,8 @@ class Relay:
         answered = 0 if sent is None else len(sent.confirmed) + len(sent.refused)
         self.result.unconfirmed += len(events) - answered
         verdict = self._judge.judge(sent, len(events)) if sent is not None else Verdict(frozenset(), {})
-        self._tell(token, events, verdict)
+        if self._tell(token, events, verdict):
+            self._explain(token, events, verdict)
         self._did(token, events, verdict, took)
         self._pace(len(events), took, troubled=verdict.trouble is not None)
         if verdict.trouble is not None:
@@ -622,12 +722,14 @@ class Relay:
             return time.monotonic() + (_KEEP_AGAIN if not self._stop.requested else math.inf)
         return began + self.settings.lease / 3
 
-    def _tell(self, token: "UUID", events: "list[RelayEvent]", verdict: Verdict) -> None:
-        """Acknowledge, through deadlocks and a lost connection: asking again is answered."""
+    def _tell(self, token: "UUID", events: "list[RelayEvent]", verdict: Verdict) -> bool:
+        """Acknowledge, through deadlocks and a lost connection: asking again is answered.  False: the lease is lost."""
         refused = sorted(verdict.refused.items())
         delivered = None
         if len(verdict.confirmed) + len(refused) < len(events):
             delivered = [events[position].event for position in sorted(verdict.confirmed)]
+        # A cancel that a second signal has sent must not hit this.
+        self._stop.settle()
         while True:
             try:
                 acknowledged = self._session.patiently(
@@ -646,7 +748,7 @@ class Relay:
                 )
             except LeaseLost as error:
                 self._lost(token, len(events), error)
-                return
+                return False
             except ReaperError as trouble:
                 if not self._session.is_lost(trouble):
                     raise
@@ -657,7 +759,7 @@ class Relay:
         self.result.retried += acknowledged.retry
         self.result.dead += acknowledged.dead
         self.result.returned += acknowledged.returned
-        self._explain(token, events, verdict)
+        return True
 
     def _lost(self, token: "UUID", events: int, error: LeaseLost) -> None:
         self.result.lost += events
@@ -724,13 +826,12 @@ class Relay:
 
     def _pace(self, events: int, seconds: float, *, troubled: bool) -> None:
         """Aim for sends of some seconds; probe while there is trouble, then double."""
-        full = self.settings.batch
         if troubled:
-            self._batch = min(full, _PROBE)
+            self._batch = min(self._ceiling, _PROBE)
         elif seconds > _LONG_SEND:
             self._batch = max(1, int(events * _LONG_SEND / seconds))
         elif seconds < _LONG_SEND / 2:
-            self._batch = min(full, 2 * self._batch)
+            self._batch = min(self._ceiling, 2 * self._batch)
 
     def _trouble(self, verdict: Verdict) -> None:
         """The queue is away or takes nothing: back off, with one line a step; in a long outage one a minute."""
@@ -764,10 +865,22 @@ class Relay:
         self._sleep(seconds)
 
 
+def _too_slow(error: ReaperError, *, payload: bool = False) -> StatementTimeout:
+    """That the fetch of one event timed out, with what helps against that."""
+    what = "the payload of one event alone" if payload else "one event alone"
+    more = ", or leave large columns out of --payload" if payload else ""
+    return StatementTimeout(
+        f"fetching {what} takes too long: {error.message}",
+        hint=f"Nothing is lost.  Give the role a longer statement_timeout{more}.",
+        sqlstate=error.sqlstate,
+        original=error.original,
+    )
+
+
 _IN_WORDS: Final = {
     "delivered": "delivered",
-    "retry": "refused, to be tried again",
+    "retry": "tries refused for now",
     "dead": "given up",
-    "returned": "came back untried",
+    "returned": "tries came back",
     "lost": "left to another process",
 }

@@ -157,6 +157,8 @@ def _document(run: RelayRun) -> dict[str, Any]:
         "returned": run.returned,
         "unconfirmed": run.unconfirmed,
         "lost": run.lost,
+        "leased": run.leased,
+        "leased_until": run.leased_until,
         "refused": [{"error_class": kind, "events": events} for kind, events in run.reasons.most_common()],
         "troubles": run.troubles,
         "error": failure(run.trouble),
@@ -169,9 +171,9 @@ def _summary(run: RelayRun) -> str:
         f"{count(number)} {words}"
         for number, words in (
             (run.delivered, "delivered"),
-            (run.retried, "refused, to be tried again"),
+            (run.retried, f"{_tries(run.retried)} refused for now"),
             (run.dead, "given up"),
-            (run.returned, "to be sent again"),
+            (run.returned, f"{_tries(run.returned)} to be repeated"),
             (run.lost, "left to another process"),
         )
         if number
@@ -180,13 +182,26 @@ def _summary(run: RelayRun) -> str:
         text = ", ".join(parts) + f" in {duration(run.seconds)}"
         if run.delivered >= 1000 and run.seconds > 0:
             text += f", {run.delivered / run.seconds:,.0f}/s"
-        new = f"new, begins with {run.begins}; " if run.begins else ""
-        return f"{visible(run.relay)}: {new}{text}"
-    if run.begins:
-        return f"{visible(run.relay)}: new, begins with {run.begins}"
+    else:
+        text = ""
+    new = f"new, begins with {run.begins}" if run.begins else ""
+    if said := "; ".join(part for part in (new, text, _elsewhere(run)) if part):
+        return f"{visible(run.relay)}: {said}"
     if run.trouble is not None or not sys.stdout.isatty():
         return ""
     return f"{visible(run.relay)}: nothing to deliver"
+
+
+def _tries(number: int) -> str:
+    """An event has as many as it takes: in an outage they are far more than the events."""
+    return "try" if number == 1 else "tries"
+
+
+def _elsewhere(run: RelayRun) -> str:
+    if not run.leased:
+        return ""
+    verb = "waits" if run.leased == 1 else "wait"
+    return f"{count(run.leased)} {verb} for another process's lease, until {instant(run.leased_until)} at the latest"
 
 
 # -- what the relays are doing

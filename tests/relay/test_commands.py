@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+from pgreaper.text import instant
 from tests.relay.conftest import Queue, away, refuses
 
 SECRET = "hunter2hunter2"
@@ -168,3 +169,34 @@ def test_check_judges_relays_where_it_is_asked(in_process, opened, expired, rela
     (finding,) = in_process("check", "--max-relay-lag", "10 min", "--json").json["findings"]
     assert (finding["kind"], finding["relay"], finding["max_lateness_seconds"]) == ("relay", "holds", 600)
     assert in_process("check", "--max-relay-lag=-1 min").code == 2
+
+
+def test_what_another_process_has_is_in_the_summary(in_process, db, opened, expired):
+    """How many, and when they are anybody's at the latest; as JSON too."""
+    opened()
+    expired(2)
+    (until,) = db.execute("select max(lease_until) from pgreaper.reaper_fetch('holds', lease => '1 h')").fetchone()
+    once = ["relay", "holds", "--to", "stdout:", "--once"]
+    done = in_process(*once)
+    assert (done.code, done.out) == (0, "")
+    assert done.err == f"holds: 2 wait for another process's lease, until {instant(until)} at the latest\n"
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        ("import a_module_that_is_not_there", "No module named 'a_module_that_is_not_there'"),
+        ("raise ImportError('librdkafka.so.1: cannot open')", "librdkafka.so.1: cannot open"),
+    ],
+)
+def test_a_library_that_is_broken_is_named(tmp_path, pgreaper, broken, told):
+    """It is there and cannot be imported: its package's fault, and nobody's bug."""
+    (tmp_path / "confluent_kafka.py").write_text(broken)
+    done = pgreaper("relay", "holds", "--to", "kafka://localhost/t", "--once", PYTHONPATH=str(tmp_path))
+    assert (done.code, done.err.splitlines()) == (
+        2,
+        [
+            f"error: kafka: the package confluent_kafka of the extra kafka is broken: {told}",
+            "hint: pip install --force-reinstall 'postgres-reaper[kafka]'",
+        ],
+    )

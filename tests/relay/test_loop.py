@@ -362,5 +362,88 @@ def test_a_queue_that_hangs_is_left_behind(db, opened, expired, start, endpoint)
     relay.popen.send_signal(signal.SIGTERM)
     result, took = relay.end()
     assert (result.code, 3 < took < 20) == (0, True), (took, result)
-    assert result.out.startswith("holds: 3 to be sent again in ")
+    assert result.out.startswith("holds: 3 tries to be repeated in ")
     assert db.execute(f"select {IDLE}").fetchone() == (True,)
+
+
+@pytest.fixture
+def weighty(db, holds):
+    """
+    The holds have a column ``weight``, whose value takes its time to be read.
+
+    ``light`` takes 30 ms, ``heavy`` longer than the tests' statement timeout of 400 ms.
+    """
+    db.execute("""
+        create type weight as enum ('light', 'heavy');
+        create function weigh(weight) returns json language plpgsql as $$
+        begin
+          perform pg_sleep(case $1 when 'light' then 0.03 else 1 end);
+          return to_json($1::text);
+        end $$;
+        create cast (weight as json) with function weigh(weight);
+        alter table holds add weight weight not null default 'light';
+    """)
+
+
+@pytest.fixture
+def hasty(dsn, weighty):
+    """What a relay gets that reads the column, and may take 400 ms for a statement."""
+    return {"url": f"{dsn}&options=-c%20statement_timeout%3D400ms", "payload": ["weight"]}
+
+
+def test_a_statement_timeout_makes_batches_smaller(opened, expired, relaying, hasty):
+    """What is too much for a statement goes in parts, said once; then they grow again, and not to what failed."""
+    opened()
+    keys = expired(40)
+    queue = Queue()
+    run, lines = relaying(queue, batch=40, **hasty)
+    assert (queue.keys(), run.ended, run.exit_code) == (keys, "drained", 0)
+    sizes = [len(batch) for batch in queue.batches]
+    assert sizes[0] < max(sizes) < 20, sizes
+    assert len([line for line in lines if "takes too long" in line]) == 1
+    assert lines[0].startswith(
+        "relay holds: fetching up to 40 events takes too long: a statement took longer than statement_timeout (400 ms)"
+    )
+
+
+def test_one_payload_that_takes_too_long_delays_only_its_event(db, opened, expired, relaying, hasty):
+    """It is found alone, booked as trouble and put off under its name, and the others are delivered."""
+    opened()
+    keys = expired(6)
+    db.execute("update holds set weight = 'heavy' where id = %s", (keys[2],))
+    troubles = []
+
+    def notes(messages):
+        troubles.extend(db.execute("select trouble from pgreaper.relay_status").fetchone())
+        return takes(messages)
+
+    queue = Queue(notes)
+    run, lines = relaying(queue, batch=4, **hasty)
+    assert queue.keys() == [key for key in keys if key != keys[2]]
+    assert (run.ended, run.retried, run.dead) == ("drained", 1, 0)
+    assert "StatementTimeout" in troubles
+    assert db.execute("select key, error_class from pgreaper.undelivered").fetchall() == [(keys[2], "StatementTimeout")]
+    (line,) = [line for line in lines if "one event alone" in line]
+    assert line.startswith("relay holds: fetching the payload of one event alone takes too long")
+    assert "slow trigger" not in " ".join(lines)
+
+
+def test_payloads_that_all_take_too_long_end_a_run(db, opened, expired, relaying, hasty):
+    """Then it is the timeout: the run says so and what helps, the list has the trouble, and few events are charged."""
+    opened()
+    expired(10)
+    db.execute("update holds set weight = 'heavy'")
+    run, _ = relaying(Queue(), batch=1, **hasty)
+    assert (run.ended, run.exit_code, run.delivered, run.retried) == ("failed", 1, 0, 3)
+    assert "one event alone takes too long" in run.trouble.message
+    assert "leave large columns out of --payload" in run.trouble.hint
+    assert db.execute("select trouble, waiting from pgreaper.relay_status").fetchone() == ("StatementTimeout", 10)
+
+
+def test_what_another_process_has_is_told(db, opened, expired, relaying):
+    """A run that ends has nothing to do for it, and is not silent about it."""
+    opened()
+    expired(3)
+    (until,) = db.execute("select max(lease_until) from pgreaper.reaper_fetch('holds', lease => '1 h')").fetchone()
+    run, _ = relaying(Queue())
+    assert (run.delivered, run.leased, run.leased_until, run.exit_code) == (0, 3, until, 0)
