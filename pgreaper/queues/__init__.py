@@ -246,7 +246,7 @@ _WAYS: Final = {
     "sqs": _Way("sqs", "sqs", sink=True, source=True),
     "kafka": _Way("kafka", "kafka", sink=True, source=True),
 }
-# What an extra brings: only if one of these is missing is the extra the remedy.
+# What an extra brings: if one of these is missing, the extra is; if another module is, this one is broken.
 _BROUGHT: Final = {"http": "httpx", "rabbitmq": "aio_pika", "sqs": "boto3", "kafka": "confluent_kafka"}
 # https://sqs.eu-west-1.amazonaws.com/123456789012/name, its older forms, FIPS, China, and private endpoints.
 _AWS_QUEUE: Final = re.compile(
@@ -259,7 +259,7 @@ def sink(url: str, *, option: str = "--to") -> Sink:
     """
     The sink that a URL names; nothing is connected yet.
 
-    Raises InvalidInput, without repeating the URL, when it names none or the extra is not installed.
+    Raises InvalidInput, without repeating the URL, when it names none, or the extra is not installed or broken.
     """
     parsed = parse(url, option)
     way = _way(parsed)
@@ -334,12 +334,18 @@ def _begins(option: str, role: str | None = None) -> str:
 def _module(url: Url, way: _Way) -> Any:
     try:
         return importlib.import_module(f"{__name__}.{way.module}")
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         missing = error.name or ""
-        if way.extra is None or missing.partition(".")[0] != _BROUGHT[way.extra]:
+        if way.extra is None or missing.partition(".")[0] == __name__.partition(".")[0]:
             raise
+        brought = _BROUGHT[way.extra]
+        if isinstance(error, ModuleNotFoundError) and missing.partition(".")[0] == brought:
+            raise InvalidInput(
+                f"{url.scheme}: needs the extra {way.extra}, which is not installed: there is no module"
+                f" {one_line(missing)}",
+                hint=f"pip install 'postgres-reaper[{way.extra}]'",
+            ) from None
         raise InvalidInput(
-            f"{url.scheme}: needs the extra {way.extra}, which is not installed: there is no module"
-            f" {one_line(missing)}",
-            hint=f"pip install 'postgres-reaper[{way.extra}]'",
+            f"{url.scheme}: the package {brought} of the extra {way.extra} is broken: {one_line(str(error))}",
+            hint=f"pip install --force-reinstall 'postgres-reaper[{way.extra}]'",
         ) from None
