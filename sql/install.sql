@@ -161,6 +161,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/_leased_events.sql
 \ir functions/_trail_writers.sql
 \ir functions/_last_transition.sql
+\ir functions/_begun_anew.sql
 \ir functions/_gaps.sql
 \ir functions/_free_events.sql
 \ir functions/_next_events.sql

@@ -135,6 +135,7 @@ FILES: tuple[str, ...] = (
     "functions/_leased_events.sql",
     "functions/_trail_writers.sql",
     "functions/_last_transition.sql",
+    "functions/_begun_anew.sql",
     "functions/_gaps.sql",
     "functions/_free_events.sql",
     "functions/_next_events.sql",

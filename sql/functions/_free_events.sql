@@ -32,7 +32,7 @@ begin
            or exists (select from unnest(_free_events.busy) as b (key) where b.key = e.key)
            or (v_waits and exists (
                  select from pgreaper.undelivered as u
-                  where u.relay_id = _free_events.relay_id and u.key = e.key and u.event < e.number
+                  where u.relay_id = _free_events.relay_id and hashtext(u.key) = hashtext(e.key) and u.key = e.key and u.event < e.number
                     and u.not_before is distinct from 'infinity')) as waits
       from event as e
      where not _free_events.taken @> e.number

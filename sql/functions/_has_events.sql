@@ -18,13 +18,12 @@ begin
   if exists (
     select from pgreaper.deliveries as d
      where d.relay_id = relay.relay_id and d.finished_at is null and d.lease_until <= _has_events.clock)
-    or pgreaper._last_transition() < (upper(relay.settled) >> 20) - 1
   then
     return true;
   end if;
 
   v_leased := pgreaper._leased_events(relay.relay_id);
-  if exists (
+  if pgreaper._begun_anew(relay, v_leased.spans) or exists (
     select from pgreaper.undelivered as u
      where u.relay_id = relay.relay_id and u.not_before <= _has_events.clock
        and not exists (select from unnest(v_leased.keys) as b (key) where b.key = u.key))

@@ -12,7 +12,10 @@ begin
      and u.event = any (array(
        select distinct on (w.key) w.event
          from pgreaper.undelivered as w
-        where w.relay_id = _promote.relay_id and w.key = any (_promote.keys) and w.not_before is null
+        where w.relay_id = _promote.relay_id
+          and hashtext(w.key) = any (array(select hashtext(k.key) from unnest(_promote.keys) as k (key)))
+          and w.key = any (_promote.keys)
+          and w.not_before is null
         order by w.key, w.event));
 end;
 $function$;

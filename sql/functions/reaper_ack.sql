@@ -2,7 +2,7 @@
 --
 -- `delivered`: the queue confirmed them; NULL: all that it did not refuse.  `refused`: it will not have them, each for a reason
 -- (`error_classes`), for now or for good (`transient`), and not before some time (`retry_in`).  What is neither comes
--- back at once and is not charged: it may have arrived, and will be sent again.  `trouble` is the kind of trouble with the queue as a
+-- back at once and is not charged: it may have arrived, and will be sent again.  A list that is NULL is empty.  `trouble` is the kind of trouble with the queue as a
 -- whole that the call met; it is shown until a call comes without.
 --
 -- Called again with the token of a delivery that ended some minutes ago at most, as after a reply that got lost, it answers
@@ -14,7 +14,7 @@
 --   * The next event of a hold is handed out when this one is delivered or dead.
 --
 -- Raises
---   RP001  the lease was taken over, or there never was one.
+--   RP001  the lease was taken over, or there never was one, or the trail was emptied since and counts anew.
 --   22023  an event that the delivery does not hold, or one both delivered and refused; lists of different lengths.
 --   55P03  another process of the relay is at it for long; nothing happened, try again.
 create function pgreaper.reaper_ack(
@@ -37,7 +37,10 @@ as $function$
 declare
   v_now constant timestamptz := pgreaper._clock();
   v_relay_id integer;
+  v_relay pgreaper.relays;
   v_delivery pgreaper.deliveries;
+  v_names constant text[] := coalesce(reaper_ack.refused, '{}');
+  v_delays constant interval[] := coalesce(reaper_ack.retry_in, '{}');
   v_stranger text;
   v_refused bigint[];
   v_refused_keys text[];
@@ -51,20 +54,20 @@ declare
   v_answer pgreaper.acknowledged;
 begin
   perform pgreaper._require_writable();
-  if cardinality(reaper_ack.error_classes) <> cardinality(reaper_ack.refused)
-    or cardinality(reaper_ack.transient) <> cardinality(reaper_ack.refused)
-    or (cardinality(reaper_ack.retry_in) > 0 and cardinality(reaper_ack.retry_in) <> cardinality(reaper_ack.refused))
+  if cardinality(coalesce(reaper_ack.error_classes, '{}')) <> cardinality(v_names)
+    or cardinality(coalesce(reaper_ack.transient, '{}')) <> cardinality(v_names)
+    or cardinality(v_delays) not in (0, cardinality(v_names))
   then
     raise invalid_parameter_value
       using message = format('%s event(s) refused, but %s error classes, %s words on whether it may pass and %s delays',
-              cardinality(reaper_ack.refused), cardinality(reaper_ack.error_classes), cardinality(reaper_ack.transient),
-              cardinality(reaper_ack.retry_in)),
+              cardinality(v_names), cardinality(coalesce(reaper_ack.error_classes, '{}')),
+              cardinality(coalesce(reaper_ack.transient, '{}')), cardinality(v_delays)),
             hint = 'Pass lists of one length; retry_in may be empty.';
   end if;
 
   -- The relay before its delivery, as in reaper_fetch().
   select d.relay_id into v_relay_id from pgreaper.deliveries as d where d.token = reaper_ack.token;
-  perform from pgreaper.relays as r where r.relay_id = v_relay_id for update;
+  select r.* into v_relay from pgreaper.relays as r where r.relay_id = v_relay_id for update;
   select d.* into v_delivery from pgreaper.deliveries as d where d.token = reaper_ack.token for update;
   if not found then
     raise exception 'there is no lease %', coalesce(reaper_ack.token::text, 'NULL')
@@ -72,10 +75,14 @@ begin
             hint = 'Its events were handed to another process: fetch anew. What has been sent is sent again under the same key.';
   elsif v_delivery.finished_at is not null then
     return row(v_delivery.delivered, v_delivery.retry, v_delivery.dead, v_delivery.returned)::pgreaper.acknowledged;
+  elsif pgreaper._begun_anew(v_relay, (pgreaper._leased_events(v_relay_id)).spans) then
+    raise exception 'there is no lease % any more: the trail was emptied', reaper_ack.token
+      using errcode = 'RP001',
+            hint = 'Fetch anew: the relay begins again at the oldest row.';
   end if;
 
   select e.name into v_stranger
-    from unnest(reaper_ack.delivered || reaper_ack.refused) as e (name)
+    from unnest(reaper_ack.delivered || v_names) as e (name)
    where (pgreaper._event_number(e.name) = any (v_delivery.events)) is not true
    limit 1;
   if found then
@@ -87,7 +94,7 @@ begin
   select coalesce(array_agg(e.event), '{}'), coalesce(array_agg(e.key), '{}'),
          array_agg(left(coalesce(r.error_class, 'Refused'), 100)), array_agg(coalesce(r.transient, true)), array_agg(r.retry_in)
     into v_refused, v_refused_keys, v_classes, v_transient, v_retry_in
-    from unnest(reaper_ack.refused, reaper_ack.error_classes, reaper_ack.transient, reaper_ack.retry_in)
+    from unnest(v_names, reaper_ack.error_classes, reaper_ack.transient, v_delays)
            as r (name, error_class, transient, retry_in)
     join unnest(v_delivery.events, v_delivery.keys) as e (event, key) on e.event = pgreaper._event_number(r.name);
   v_delivered := array(

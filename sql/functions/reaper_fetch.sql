@@ -10,7 +10,8 @@
 -- Events whose lease lapsed again and again go in smaller batches, at last alone, and after twenty times
 -- one is given up: it may be what kills its process.
 --
--- `payload` names columns of the target, read now; NULL where the row is gone.
+-- `payload` names columns of the target, read now; NULL where the row is gone.  An event whose row is there and cannot be
+-- read is refused for now, as by a queue, with the class `Payload SQLSTATE`; the others go on.
 --
 -- A copy that a logical subscription brings is passive: its trail is relayed where it is written.
 --
@@ -70,6 +71,11 @@ declare
   v_ats timestamptz[];
   v_states text[];
   v_payloads jsonb[];
+  v_read record;
+  v_bad bigint[];
+  v_bad_keys text[];
+  v_classes text[];
+  v_dead bigint[];
 begin
   perform pgreaper._require_writable();
   if (reaper_fetch.batch between 1 and 10000) is not true then
@@ -101,10 +107,11 @@ begin
   end if;
 
   v_last := pgreaper._last_transition();
-  if v_last < (upper(v_relay.settled) >> 20) - 1 then
+  if pgreaper._begun_anew(v_relay, (pgreaper._leased_events(v_relay.relay_id)).spans) then
     delete from pgreaper.deliveries as d where d.relay_id = v_relay.relay_id;
     delete from pgreaper.undelivered as u where u.relay_id = v_relay.relay_id;
     v_relay.settled := int8multirange(int8range(null, 1 << 20));
+    v_relay.read_at := null;
     v_relay.horizon := null;
     v_relay.writers := null;
     v_relay.restarted_at := v_now;
@@ -135,7 +142,11 @@ begin
     select coalesce(array_agg(e.event order by e.position), '{}'), coalesce(array_agg(e.key order by e.position), '{}')
       into v_events, v_keys
       from unnest(v_lapsed.events[:v_take], v_lapsed.keys[:v_take]) with ordinality as e (event, key, position)
-     where exists (select from pgreaper.transitions as t where t.transition_id = e.event >> 20)
+     where (e.event, e.key) in (
+             select (t.transition_id << 20) + k.position - 1, k.key
+               from pgreaper.transitions as t
+              cross join lateral unnest(t.keys) with ordinality as k (key, position)
+              where t.transition_id = any (array(select distinct i.event >> 20 from unnest(v_lapsed.events[:v_take]) as i (event))))
         or exists (select from pgreaper.undelivered as u where u.relay_id = v_relay.relay_id and u.event = e.event);
     if cardinality(v_lapsed.events) = 1 and v_lapsed.attempt >= c_budget then
       perform pgreaper._refuse_events(v_relay.relay_id, v_now, v_events, v_keys, '{LeaseExpired}', '{f}', '{null}');
@@ -170,7 +181,8 @@ begin
            and r.not_before <= v_now
            and not exists (select from unnest(v_leased.keys) as b (key) where b.key = r.key)
            and not exists (select from pgreaper.undelivered as e
-                            where e.relay_id = r.relay_id and e.key = r.key and e.event < r.event and e.not_before <= v_now)
+                            where e.relay_id = r.relay_id and hashtext(e.key) = hashtext(r.key) and e.key = r.key
+                              and e.event < r.event and e.not_before <= v_now)
          order by r.not_before, r.event
          limit (reaper_fetch.batch + 1) / 2
       ) as u;
@@ -208,7 +220,7 @@ begin
   end if;
 
   update pgreaper.relays as r
-     set settled = v_relay.settled, horizon = v_relay.horizon, writers = v_relay.writers, refused = v_relay.refused,
+     set settled = v_relay.settled, read_at = greatest(v_relay.read_at, pgreaper._clock()), horizon = v_relay.horizon, writers = v_relay.writers, refused = v_relay.refused,
          redelivered = v_relay.redelivered, restarted_at = v_relay.restarted_at
    where r.relay_id = v_relay.relay_id;
   delete from pgreaper.deliveries as d where d.relay_id = v_relay.relay_id and d.finished_at < v_now - interval '10 minutes';
@@ -233,13 +245,41 @@ begin
     return;
   end if;
 
+  if v_target.relation is not null then
+    v_read := pgreaper._payloads(v_target, reaper_fetch.payload, v_keys);
+    v_payloads := v_read.payloads;
+    select array_agg(e.event), array_agg(e.key), array_agg(e.error_class) into v_bad, v_bad_keys, v_classes
+      from unnest(v_events, v_keys, v_read.error_classes) as e (event, key, error_class)
+     where e.error_class is not null;
+    if v_bad is not null then
+      v_dead := pgreaper._refuse_events(v_relay.relay_id, v_now, v_bad, v_bad_keys, v_classes,
+                  array_fill(true, array[cardinality(v_bad)]), array_fill(null::interval, array[cardinality(v_bad)]));
+      perform pgreaper._promote(v_relay.relay_id, v_now, array(
+        select e.key from unnest(v_bad, v_bad_keys) as e (event, key) where e.event = any (v_dead)));
+      update pgreaper.relays as r
+         set settled = r.settled + pgreaper._spans(v_bad), refused = r.refused + cardinality(v_dead)
+       where r.relay_id = v_relay.relay_id;
+      select array_agg(e.event order by e.position), array_agg(e.key order by e.position), array_agg(e.attempts order by e.position),
+             array_agg(e.deadline order by e.position), array_agg(e.at order by e.position), array_agg(e.state order by e.position),
+             array_agg(e.payload order by e.position)
+        into v_events, v_keys, v_attempts, v_deadlines, v_ats, v_states, v_payloads
+        from unnest(v_events, v_keys, v_attempts, v_deadlines, v_ats, v_states, v_payloads, v_read.error_classes)
+               with ordinality as e (event, key, attempts, deadline, at, state, payload, error_class, position)
+       where e.error_class is null;
+      if v_events is null then
+        return query
+          select f.*
+            from pgreaper.reaper_fetch(reaper_fetch.relay, reaper_fetch.batch, reaper_fetch.worker, reaper_fetch.lease,
+                   reaper_fetch.payload, reaper_fetch.search_path) as f;
+        return;
+      end if;
+    end if;
+  end if;
+
   insert into pgreaper.deliveries (relay_id, worker, events, keys, spans, attempt, leased_at, lease_until)
   values (v_relay.relay_id, reaper_fetch.worker, v_events, v_keys, pgreaper._spans(v_events), v_attempt, v_now, v_until)
   returning deliveries.token into v_token;
 
-  if v_target.relation is not null then
-    v_payloads := pgreaper._payloads(v_target, reaper_fetch.payload, v_keys);
-  end if;
   return query
     select v_token, pgreaper._event_name(e.event), e.key, e.deadline, e.at, e.state, e.attempts, v_until, e.payload
       from unnest(v_events, v_keys, v_deadlines, v_ats, v_states, v_attempts, v_payloads)

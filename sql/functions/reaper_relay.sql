@@ -74,8 +74,8 @@ begin
         ) as i), '{}');
   end if;
 
-  insert into pgreaper.relays as r (name, policy_id, settled, horizon, writers, created_at)
-  values (v_name, v_policy.policy_id, v_settled,
+  insert into pgreaper.relays as r (name, policy_id, settled, read_at, horizon, writers, created_at)
+  values (v_name, v_policy.policy_id, v_settled, pgreaper._clock(),
           case when cardinality(v_writers) > 0 then v_last end, nullif(v_writers, '{}'), v_now)
   on conflict (name) do nothing
   returning r.* into v_relay;

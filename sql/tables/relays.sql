@@ -12,6 +12,7 @@ create table pgreaper.relays (
   name text not null unique,
   policy_id integer not null,
   settled int8multirange not null,
+  read_at timestamptz,
   horizon bigint,
   writers text[],
   delivered bigint not null default 0,
@@ -33,6 +34,7 @@ comment on column pgreaper.relays.relay_id is 'Identifies the relay.';
 comment on column pgreaper.relays.name is 'What people call it.';
 comment on column pgreaper.relays.policy_id is 'The policy whose events it passes on.';
 comment on column pgreaper.relays.settled is 'Numbers of the events that are delivered or in `undelivered`, of other policies, or known never to come.';
+comment on column pgreaper.relays.read_at is 'When the trail was last read: what is settled or leased was written before.';
 comment on column pgreaper.relays.horizon is 'Largest transition_id that had been given out when `writers` were noted.';
 comment on column pgreaper.relays.writers is 'Transactions that could still commit a row up to the horizon, as pg_locks names them.';
 comment on column pgreaper.relays.delivered is 'Events that a queue has confirmed.';

@@ -17,7 +17,8 @@ create table pgreaper.undelivered (
   primary key (relay_id, event)
 );
 
-create index undelivered_key on pgreaper.undelivered (relay_id, key);
+-- Of a hash: a key may be longer than an entry of an index can be.
+create index undelivered_key on pgreaper.undelivered (relay_id, hashtext(key));
 create index undelivered_not_before on pgreaper.undelivered (relay_id, not_before);
 
 comment on table pgreaper.undelivered is 'Events that a queue refused, or that wait behind one of the same hold.';

@@ -175,6 +175,9 @@ def test_latency_is_counted(core, relay, set_clock):
         ((None, ["A", "A"], ["E", "E"], [True, True]), "told of twice"),
         ((None, ["A"], [], [True]), "1 event(s) refused, but 0 error classes"),
         ((None, ["A"], ["E"], []), "0 words on whether it may pass"),
+        ((None, ["A"], ["E"], None), "0 words on whether it may pass"),
+        ((None, ["A"], None, [True]), "0 error classes"),
+        ((None, None, ["E"], [True]), "0 event(s) refused"),
     ],
 )
 def test_nonsense_is_refused(core, relay, arguments, told):
@@ -189,6 +192,16 @@ def test_nonsense_is_refused(core, relay, arguments, told):
     assert error.sqlstate == "22023"
     assert told in str(error)
     assert relay.ack(batch) == (2, 0, 0, 0)
+
+
+def test_a_list_that_is_null_is_empty(core, relay):
+    """Nothing was refused, so all is delivered; no delay was asked for, so it is our own."""
+    trail(core, "a")
+    assert relay.ack(relay.fetch(), refused=None, error_classes=None, transient=None, retry_in=None) == (1, 0, 0, 0)
+    trail(core, "a")
+    batch = relay.fetch()
+    told = {"refused": [batch[0].event], "error_classes": ["E"], "transient": [True], "retry_in": None}
+    assert relay.ack(batch, **told) == (0, 1, 0, 0)
 
 
 def test_there_never_was_such_a_lease(core, relay):

@@ -125,7 +125,7 @@ def test_others_rows_move_the_place_in_steps(core, holds, relay, committed):
 def test_idle_is_free(core, holds, relay, committed):
     """A long trail behind: no transaction id and a handful of pages, also while another process has a lease."""
     core.do(MANY % 50000, "analyze pgreaper.transitions")
-    core.do("update pgreaper.relays set settled = int8multirange(int8range(null,"
+    core.do("update pgreaper.relays set read_at = pgreaper._clock(), settled = int8multirange(int8range(null,"
             " (select max(transition_id) + 1 from pgreaper.transitions) << 20))")  # fmt: skip
     trail(core, "leased", "too")
     batch = relay.fetch()
@@ -301,6 +301,82 @@ def test_a_key_of_another_time_costs_no_other_its_payload(core, holds, relay):
     assert core.value("select current_setting('search_path')") != "pg_catalog, pg_temp"
 
 
+FAULTY = """
+create function faulty(id bigint, told text) returns text language plpgsql as $$
+begin
+  if told = 'raise' then raise exception 'no' using errcode = current_setting('faulty.errcode'); end if;
+  return told;
+end $$;
+create view shown as select id, status, expires_at, faulty(id, customer_email) as told from holds
+"""
+
+
+def faulty(core, errcode="22012"):
+    """Policy and relay ``v`` on a view whose column raises where an address is ``raise``."""
+    core.do(FAULTY, f"set faulty.errcode = '{errcode}'")
+    core.register("v", "shown", key_columns=["id"])
+    core.call("reaper_relay", policy="v")
+    return Relay(core, "v")
+
+
+@pytest.mark.parametrize("errcode", ["22012", "23514", "P0001", "42883", "XX000"])
+def test_a_payload_that_raises_costs_its_own_event(core, holds, errcode, set_clock):
+    """It is refused for now with its class, the others are delivered; once it can be read it is sent."""
+    keys = [str(one) for one in holds.due(5)]
+    core.do(f"update holds set customer_email = 'raise' where id in ({keys[0]}, {keys[3]})")
+    relay = faulty(core, errcode)
+    trail(core, *keys, "nonsense", policy="v")
+    batch = relay.fetch(payload=["told"])
+    assert [event.key for event in batch] == [keys[1], keys[2], keys[4], "nonsense"]
+    assert all(event.payload["told"].endswith("@example.com") for event in batch[:3])
+    assert batch[3].payload is None
+    assert core.rows("select key, attempts, error_class from pgreaper.undelivered order by event") == [
+        (keys[0], 1, f"Payload {errcode}"),
+        (keys[3], 1, f"Payload {errcode}"),
+    ]
+    assert relay.ack(batch) == (4, 0, 0, 0)
+    core.do("update holds set customer_email = 'mended'", f"delete from holds where id = {keys[3]}")
+    set_clock(timedelta(minutes=1))
+    batch = relay.fetch(payload=["told"])
+    assert sorted((event.key, event.attempt, event.payload) for event in batch) == sorted(
+        [(keys[0], 2, {"told": "mended"}), (keys[3], 2, None)]
+    )
+
+
+def test_a_payload_that_never_can_be_read_is_given_up(core, holds):
+    """After twenty times, and then the next of its hold is looked at; a fetch goes past those that raise."""
+    bad, good = (str(one) for one in holds.due(2))
+    core.do(f"update holds set customer_email = 'raise' where id = {bad}")
+    relay = faulty(core)
+    first = trail(core, bad, policy="v")
+    for _ in range(20):
+        assert relay.fetch(payload=["told"]) == []
+        core.do("update pgreaper.undelivered set not_before = pgreaper._clock() where not_before < 'infinity'")
+    assert core.rows("select event, key, attempts, error_class from pgreaper.dead_events") == [
+        (f"{first}.1", bad, 20, "Payload 22012")
+    ]
+    assert core.value("select refused from pgreaper.relays where name = 'v'") == 1
+    trail(core, bad, policy="v")
+    trail(core, good, policy="v")
+    assert relay.keys(batch=1, payload=["told"]) == [good]
+
+
+def test_what_no_payload_can_be_read_for_is_no_event_s_fault(core, holds):
+    """A right that is missing is told, and nobody is charged."""
+    keys = [str(one) for one in holds.due(3)]
+    relay = faulty(core)
+    trail(core, *keys, policy="v")
+    core.do("revoke execute on function faulty from public")
+    core.do("create role poor", "grant usage on schema public to poor", "grant select, update on shown, holds to poor")
+    core.call("reaper_grant", role="poor", kind="worker")
+    core.do("set local role poor")
+    error = core.refused("select * from pgreaper.reaper_fetch('v', payload => '{told}')")
+    core.do("reset role")
+    assert error.sqlstate == "42501"
+    assert core.value("select count(*) from pgreaper.undelivered") == 0
+    assert relay.drain() == keys
+
+
 def test_a_trail_that_was_emptied(core, holds, relay):
     """What was leased or refused is told from the notes or forgotten, and the relay goes on with what comes."""
     trail(core, "a", "b")
@@ -334,6 +410,106 @@ def test_a_trail_that_counts_from_the_start_again(core, holds, relay):
     assert core.value("select restarted_at is not null from pgreaper.relay_status") is True
     trail(core, "k0")
     assert relay.drain() == ["k0"]
+
+
+EMPTY = "truncate pgreaper.transitions restart identity"
+
+
+@pytest.mark.parametrize("more", [0, 1, 5])
+def test_a_new_trail_that_has_come_as_far_as_the_old_one(core, holds, relay, more):
+    """Nobody looked before its numbers reached those that are settled: the rows are others, so they are delivered."""
+    for n in range(3):
+        trail(core, f"k{n}")
+    assert len(relay.drain()) == 3
+    core.do(EMPTY)
+    keys = [f"n{n}" for n in range(3 + more)]
+    for key in keys:
+        trail(core, key)
+    assert relay.drain() == keys
+    assert core.value("select restarted_at is not null from pgreaper.relay_status") is True
+    assert relay.drain() == []
+
+
+def test_a_new_trail_whose_last_used_number_is_a_hole(core, holds, relay):
+    """The row before the hole tells."""
+    for n in range(3):
+        trail(core, f"k{n}")
+    assert len(relay.drain()) == 3
+    core.do(EMPTY)
+    new = [trail(core, f"n{n}") for n in range(5)]
+    core.do(f"delete from pgreaper.transitions where transition_id = {new[2]}")
+    assert relay.drain() == ["n0", "n1", "n3", "n4"]
+
+
+def numbered(core, number, key, like, at="t.at"):
+    """Append a row of one hold with this number, otherwise like another one."""
+    core.do("insert into pgreaper.transitions overriding system value"
+            " select (jsonb_populate_record(t, jsonb_build_object("
+            f"'transition_id', {number}, 'holds', 1, 'keys', array['{key}'], 'at', {at}))).*"
+            f" from pgreaper.transitions as t where transition_id = {like}")  # fmt: skip
+
+
+def test_a_late_row_is_no_new_trail(core, holds, relay):
+    """A number that commits late may have a later time than those after it; what is settled is not sent again."""
+    trail(core, "a")
+    late = core.value("select nextval('pgreaper.transitions_transition_id_seq')")
+    last = trail(core, "b")
+    # A cache: nobody can say that the hole is one.
+    core.do("alter sequence pgreaper.transitions_transition_id_seq cache 2")
+    assert relay.drain() == ["a", "b"]
+    numbered(core, late, "late", last, at="pgreaper._clock()")
+    core.do(f"delete from pgreaper.transitions where transition_id = {last}")
+    assert relay.drain() == ["late"]
+    assert core.value("select restarted_at from pgreaper.relay_status") is None
+
+
+@pytest.mark.parametrize("lapsed", [True, False])
+def test_a_trail_that_was_emptied_under_a_lease(core, holds, relay, lapsed):
+    """No event of the new trail is taken for a leased one: each comes with what it tells, and the old token is lost."""
+    trail(core, "a", "b")
+    trail(core, "same")
+    old = relay.fetch()
+    core.do(EMPTY)
+    for key in ("c", "same", "d"):
+        trail(core, key)
+    if lapsed:
+        core.do("update pgreaper.deliveries set lease_until = '-infinity'")
+    assert core.refused("select pgreaper.reaper_ack(%s)", old[0].token).sqlstate == "RP001"
+    batch = relay.fetch()
+    assert [(event.key, event.attempt, event.deadline is None) for event in batch] == [
+        ("c", 1, False),
+        ("same", 1, False),
+        ("d", 1, False),
+    ]
+    assert relay.ack(batch) == (3, 0, 0, 0)
+
+
+def test_a_lapsed_event_is_known_by_its_place_and_key(core, holds, relay):
+    """A row with that number that is shorter, or of other holds, is not the one that was leased."""
+    first, second, third = trail(core, "a", "b"), trail(core, "c"), trail(core, "d")
+    relay.fetch()
+    core.do("update pgreaper.deliveries set lease_until = '-infinity'",
+            f"delete from pgreaper.transitions where transition_id in ({first}, {second})")  # fmt: skip
+    numbered(core, first, "a", third)
+    numbered(core, second, "x", third)
+    batch = relay.fetch()
+    assert [(event.key, event.attempt, event.deadline is None) for event in batch] == [("a", 2, False), ("d", 2, False)]
+
+
+LONG = "select string_agg(md5(g::text), '') from generate_series(1, 400) as g"
+
+
+def test_a_key_longer_than_an_index_takes(core, holds, relay, set_clock):
+    """12,800 characters that do not compress: refused, parked, promoted and tried again as any other."""
+    key = core.value(LONG)
+    trail(core, key, "a")
+    batch = relay.fetch()
+    trail(core, key)
+    assert relay.fetch() == []
+    assert relay.refuse(batch, key, transient=True) == (1, 1, 0, 0)
+    set_clock(timedelta(minutes=1))
+    assert relay.keys() == [key]
+    assert relay.drain() == [key]
 
 
 def test_a_sequence_that_was_set_to_what_the_table_holds(core, holds, relay):
