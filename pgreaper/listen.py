@@ -7,7 +7,8 @@ the guard of every other way, so that a command may come early, late, twice or i
 
 A message is acknowledged after the commit and never before.  What crashes between the two is delivered again and
 finds its hold already done.  What must wait (early, locked, resting, the database in trouble) goes back to the queue,
-which keeps it: nothing is remembered here.
+which keeps it.  Remembered here is only what may be forgotten: how often a message that waits was tried, and which of
+its keys are over.
 """
 
 import json
@@ -15,7 +16,7 @@ import math
 import os
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
@@ -70,7 +71,10 @@ _AFTER_LOSS: Final = 0.5
 _PATIENCE: Final = 20.0
 _AWAY_FIRST: Final = 0.1
 _AWAY_CAP: Final = 5.0
+# More keys are not given to one call.
 _MOST_KEYS: Final = 10_000
+# Of the messages that wait so much is remembered, in keys; a message is one more.
+_REMEMBERED: Final = 100_000
 
 SETTLED: Final = frozenset({EXPIRED, ALREADY_DONE, NOT_ELIGIBLE, DEAD_LETTER})
 """Outcomes after which a command has nothing left to do; a dead letter is in the books, with its owner."""
@@ -95,7 +99,8 @@ def parse(body: bytes) -> Wish:
     """
     Read ``{"policy": "…", "key": …}`` or ``{"policy": "…", "keys": [ … ]}``; further fields are ignored.
 
-    A key is a string, a whole number, or for several key columns an array of these.  Raises Malformed.
+    A key is a string, a whole number, or for several key columns an array of these.  There may be any number of keys.
+    Raises Malformed.
     """
     try:
         read = json.loads(body)
@@ -104,7 +109,7 @@ def parse(body: bytes) -> Wish:
     if not isinstance(read, dict) or ("key" in read) == ("keys" in read):
         raise Malformed
     keys = read["keys"] if "keys" in read else [read["key"]]
-    if not isinstance(keys, list) or len(keys) > _MOST_KEYS:
+    if not isinstance(keys, list):
         raise Malformed
     return Wish(_text(read.get("policy")), tuple(dict.fromkeys(_key(key) for key in keys)))
 
@@ -174,7 +179,8 @@ class Run:
     What a run did: messages that were received, acknowledged (``done``), put off and ``rejected``, by reason.
 
     ``ended`` is ``drained``, ``max-seconds``, ``signal``, ``unavailable`` or ``failed``; ``trouble`` is the error that
-    ended it, if one did.  ``left_with`` is the exit code of a run that was left behind: its main thread hangs.
+    ended it, if one did.  ``lost`` are messages that were not done and that no queue has.  ``left_with`` is the exit
+    code of a run that was left behind: its main thread hangs.
     """
 
     listener: str
@@ -182,6 +188,7 @@ class Run:
     received: int = 0
     done: int = 0
     put_off: int = 0
+    lost: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     policies: dict[str, PolicyRun] = field(default_factory=dict)
     ended: str = "drained"
@@ -212,6 +219,8 @@ class Run:
         if self.rejected or any(p.outcomes[RETRY] + p.outcomes[DEAD_LETTER] for p in broken):
             return 1
         later = DatabaseUnavailable.exit_code
+        if self.lost and not broken:
+            return later
         if broken and all(p.error is not None and p.error.exit_code == later for p in broken):
             return later
         return 1 if broken else 0
@@ -243,6 +252,12 @@ class _Hand:
     def ended(self) -> bool:
         """Whether nothing will ever come."""
         return self._source.ended
+
+    @property
+    def lost(self) -> Sequence[Received]:
+        """What closing loses."""
+        with self._lock:
+            return self._source.lost
 
     def receive(self, limit: int, wait: float) -> Sequence[Received]:
         """Take the next ones.  Raises Trouble."""
@@ -342,6 +357,51 @@ class _Told:
 
 
 @dataclass(slots=True)
+class _Pending:
+    """A message that waits: how often it could not be done, and which of its keys have nothing left to do."""
+
+    tries: int = 0
+    over: set[str] = field(default_factory=set)
+
+
+class _Pendings:
+    """The messages that wait, by their identities; of too many the longest unheard of are forgotten."""
+
+    def __init__(self, most: int = _REMEMBERED) -> None:
+        self._most = most
+        self._size = 0
+        self._found: OrderedDict[object, _Pending] = OrderedDict()
+
+    def open(self, message: Received, wish: Wish) -> Sequence[str]:
+        """The keys that are still to be asked for."""
+        pending = self._found.get(message.identity)
+        return [key for key in wish.keys if key not in pending.over] if pending and pending.over else wish.keys
+
+    def waits(self, message: Received, over: Iterable[str], *, tried: bool) -> int:
+        """It waits again; these keys are over.  How often it was ``tried`` by now."""
+        pending = self._found.pop(message.identity, None)
+        if pending is None:
+            pending = _Pending()
+        else:
+            self._size -= 1 + len(pending.over)
+        pending.over.update(over)
+        pending.tries += tried
+        if pending.tries or pending.over:
+            self._found[message.identity] = pending
+            self._size += 1 + len(pending.over)
+        while self._size > self._most and len(self._found) > 1:
+            _, oldest = self._found.popitem(last=False)
+            self._size -= 1 + len(oldest.over)
+        return pending.tries
+
+    def forget(self, messages: Iterable[Received]) -> None:
+        """These are settled."""
+        for message in messages:
+            if pending := self._found.pop(message.identity, None):
+                self._size -= 1 + len(pending.over)
+
+
+@dataclass(slots=True)
 class _Rest:
     """Since when, in a row, a policy's calls fail, and until when it is left alone; by the monotonic clock."""
 
@@ -383,6 +443,7 @@ class Listener:
         self._hand = _Hand(source, visibility, self._queue_refused)
         self._limit = settings.batch
         self._rests: defaultdict[str, _Rest] = defaultdict(_Rest)
+        self._pendings = _Pendings()
         self._told = _Told()
         self._setbacks = 0
         self._away_since = 0.0
@@ -410,6 +471,7 @@ class Listener:
                 self.result.ended = "signal"
             finally:
                 self._session.close()
+                self._tell_lost(self._hand.lost)
                 self._hand.close()
         self.result.signal, self.result.forced = self._stop.signal, self._stop.forced
         self.result.seconds = time.monotonic() - self._started
@@ -521,7 +583,10 @@ class Listener:
             try:
                 found = self._hand.receive(self._limit, wait)
             except Trouble as trouble:
-                self._wait_for_queue(trouble)
+                if trouble.aside:
+                    self._not_moved(trouble)
+                else:
+                    self._wait_for_queue(trouble)
                 continue
             if self._setbacks:
                 self._setbacks = 0
@@ -536,6 +601,8 @@ class Listener:
         self._setbacks += 1
         seconds = backoff(self._setbacks, first=_AWAY_FIRST, cap=_AWAY_CAP)
         text = f"nothing comes from {visible(self.result.source)}: {visible(trouble.error_class)}"
+        if trouble.queue is not None:
+            text += f" {visible(trouble.queue)}"
         limit = self.settings.max_seconds
         if (self.settings.once and now - self._away_since >= _PATIENCE) or (
             limit is not None and now + seconds - self._started >= limit
@@ -560,6 +627,42 @@ class Listener:
             text = f"{visible(self.result.source)}: {visible(trouble.error_class)}; what it was told comes again"
             counts = {"messages": number}
             self._log(Event("queue.refused", text, WARNING, counts=counts, error_class=trouble.error_class))
+
+    def _not_moved(self, trouble: Trouble) -> None:
+        """Commands cannot go to another queue, and wait; everything else goes on."""
+        queue = visible(trouble.queue or "")
+        if self._told.news(f"queue.refused {trouble.error_class} {queue}", 1):
+            text = (
+                f"{visible(self.result.source)}: no command can be moved to queue {queue}:"
+                f" {visible(trouble.error_class)}; they wait, and it is tried again"
+            )
+            hint = _NOT_MOVED.get(trouble.error_class)
+            self._log(Event("queue.refused", text, WARNING, error_class=trouble.error_class, hint=hint))
+
+    def _tell_lost(self, messages: Sequence[Received]) -> None:
+        """These were read, are not done, and nobody else has them: say which."""
+        self.result.lost = len(messages)
+        if not messages:
+            return
+        wishes = []
+        for message in messages:
+            try:
+                wishes.append(parse(message.body))
+            except Malformed:
+                continue
+        keys = [(wish, key) for wish in wishes for key in wish.keys]
+        named = ", ".join(f"{visible(wish.policy)} {visible(key)}" for wish, key in keys[:EXAMPLES])
+        more = f" and {count(len(keys) - EXAMPLES)} more" if len(keys) > EXAMPLES else ""
+        self._log(
+            Event(
+                "queue.lost",
+                f"{plural(len(messages), 'command')} not done, and lost with this run: {named}{more}",
+                ERROR,
+                keys=[key for _, key in keys[:EXAMPLES]],
+                counts={"messages": len(messages)},
+                hint=f"{visible(self.result.source)} keeps nothing. Give them again later.",
+            )
+        )
 
     # -- a batch
 
@@ -597,7 +700,10 @@ class Listener:
             self._put_off([(message, self._next_run(left)) for message in messages])
             return
         try:
-            answers = self._ask(policy, list(dict.fromkeys(key for _, wish in asked for key in wish.keys)))
+            answers = self._ask(
+                policy,
+                list(dict.fromkeys(key for message, wish in asked for key in self._pendings.open(message, wish))),
+            )
         except UnknownPolicy:
             self._rests.pop(policy, None)
             self._reject(messages, "UnknownPolicy")
@@ -623,7 +729,7 @@ class Listener:
         """One call, a transaction of its own; what is too much for one, or has a key that cannot be sent, is halved."""
         if not keys:
             return {}
-        if len(keys) <= max(self.settings.batch, 1):
+        if len(keys) <= min(max(self.settings.batch, 1), _MOST_KEYS):
             try:
                 found = self._session.patiently(lambda r: r.expire_keys(policy, keys, worker=self.name))
             except (QueryCancelled, InvalidInput) as trouble:
@@ -640,26 +746,31 @@ class Listener:
         """Tell the queue of each message what its holds came to; one that has to wait for some of them waits."""
         done, wrong, early = [], [], []
         for message, wish in asked:
-            its = [answers[key] for key in wish.keys]
-            waits = [self._wait(message, answer) for answer in its if answer.outcome not in SETTLED | {WRONG_KEY}]
-            if waits:
-                early.append((message, min(waits)))
+            its = [answers[key] for key in self._pendings.open(message, wish)]
+            open_ = [answer for answer in its if answer.outcome not in SETTLED | {WRONG_KEY}]
+            if open_:
+                over = [answer.key for answer in its if answer.outcome in SETTLED]
+                tried = any(answer.wait is None for answer in open_)
+                tries = max(self._pendings.waits(message, over, tried=tried), message.attempt)
+                early.append((message, min(self._wait(tries, answer) for answer in open_)))
             elif any(answer.outcome == WRONG_KEY for answer in its):
                 wrong.append(message)
             else:
                 done.append(message)
+        self._pendings.forget(done)
+        self._pendings.forget(wrong)
         if done and self._hand.done(done):
             self.result.done += len(done)
         self._put_off(early)
         self._reject(wrong, "WrongKey")
 
-    def _wait(self, message: Received, answer: Command) -> float:
-        """In how many seconds a command that could not be done yet is worth to come again."""
+    def _wait(self, tries: int, answer: Command) -> float:
+        """In how many seconds a command that could not be done yet, for so many times, is worth to come again."""
         if answer.wait is not None:
             return max(answer.wait, 0.0) + _AFTER_DUE
         rests = answer.outcome == RESTING
         first, cap = (_REST_FIRST, _REST_CAP) if rests else (_LATER_FIRST, _LATER_CAP)
-        return self._next_run(backoff(message.attempt, first=first, cap=cap))
+        return self._next_run(backoff(tries, first=first, cap=cap))
 
     def _next_run(self, seconds: float) -> float:
         """A run that ends leaves to the next what has no time of its own: it would turn on the spot."""
@@ -734,6 +845,11 @@ class Listener:
 
 
 _REJECTED: Final = "The queue keeps them apart where it has a dead-letter queue; it may deliver them again before that."
+_NOT_MOVED: Final = {
+    "NoSuchQueue": "Declare it: a queue that dead= names has to exist.",
+    "AccessRefused": "Let the user configure, write and read queues whose names begin with pgreaper.later.",
+    "PreconditionFailed": "There is one with other arguments. Delete it when it is empty: it is made again.",
+}
 _REASONS: Final = {
     "Malformed": 'not of the form {"policy": "…", "key": "…"}',
     "UnknownPolicy": "of a policy that is not registered, or not accepted here",

@@ -62,7 +62,7 @@ def listen(
 
     Exit codes: 0 done; 1 something failed: a hold is to be tried again or is a dead
     letter, a message was rejected; 2 usage; 75 the queue or the database is not there,
-    try later.
+    or commands from stdin: have to wait and are lost with the run, try later.
     """
     if not url:
         raise click.UsageError(f"which queue? Give --from URL, or set {VARIABLE}.")
@@ -113,6 +113,7 @@ def _document(run: Run) -> dict[str, Any]:
         "received": run.received,
         "done": run.done,
         "put_off": run.put_off,
+        "lost": run.lost,
         "rejected": dict(run.rejected),
         "outcomes": {outcome: run.outcomes[outcome] for outcome in ANSWERS},
         "policies": [
@@ -137,6 +138,8 @@ def _tell(run: Run) -> None:
         parts = [f"{plural(run.received, 'message')} in {duration(run.seconds)}: {count(run.done)} done"]
         if run.put_off:
             parts.append(f"{count(run.put_off)} put off")
+        if run.lost:
+            parts.append(f"{count(run.lost)} lost")
         if run.rejected:
             why = ", ".join(f"{count(n)} {reason}" for reason, n in run.rejected.items())
             parts.append(f"{count(run.rejected.total())} rejected ({why})")

@@ -84,6 +84,9 @@ class Sink(Protocol):
         Messages with equal keys arrive in their order: after one that is neither confirmed nor refused for good, no
         later one of its key is confirmed.  Trouble is told, not raised, and the next call connects anew.
 
+        Without messages it tells whether the broker can be reached, knows us and has the place for them, as far as
+        that can be asked without sending: over HTTP it cannot, and a queue of RabbitMQ is not looked for.
+
         Raises BrokenPipeError where nobody can ever read again: the reader of ``stdout:`` has gone.
         """
         ...
@@ -98,24 +101,30 @@ class Received:
     """
     One command, as it was delivered.
 
-    ``attempt`` counts deliveries from 1, as far as the broker tells.  ``handle`` is the source's own.
+    ``attempt`` counts deliveries from 1, as far as the broker tells.  ``handle`` is the source's own.  ``identity`` is
+    equal for two deliveries of one message that was put off, and for no others; where the broker has no such thing it
+    holds as long as this object does.
     """
 
     body: bytes = field(repr=False)
     attempt: int
     handle: object = field(repr=False)
+    identity: object = field(default_factory=object, repr=False)
 
 
 class Trouble(Exception):
     """
     The broker cannot be reached or does not answer as it should: wait a little, then call again.
 
-    ``error_class`` is a name, never a text of the broker's.
+    ``error_class`` is a name, never a text of the broker's.  ``queue`` is the queue that it is about, if that is not
+    the one that is read.  ``aside``: what is read goes on, so call again at once; what was to go to ``queue`` waits.
     """
 
-    def __init__(self, error_class: str) -> None:
+    def __init__(self, error_class: str, *, queue: str | None = None, aside: bool = False) -> None:
         super().__init__(error_class)
         self.error_class = error_class
+        self.queue = queue
+        self.aside = aside
 
 
 class Source(Protocol):
@@ -136,6 +145,11 @@ class Source(Protocol):
     @property
     def ended(self) -> bool:
         """Whether nothing will ever come any more, put-off messages included: ``stdin:`` at its end."""
+        ...
+
+    @property
+    def lost(self) -> Sequence[Received]:
+        """What :meth:`close` would lose, because nobody else has it: only ``stdin:`` loses anything."""
         ...
 
     def receive(self, limit: int, *, wait: float) -> Sequence[Received]:
@@ -261,8 +275,8 @@ def sink(url: str, *, option: str = "--to") -> Sink:
 
     Raises InvalidInput, without repeating the URL, when it names none, or the extra is not installed or broken.
     """
-    parsed = parse(url, option)
-    way = _way(parsed)
+    parsed = parse(url, option, "sink")
+    way = _way(parsed, "sink")
     if not way.sink:
         raise parsed.refused(f"names something to read from, {parsed.scheme}:", hint=_begins(option, "sink"))
     found: Sink = _module(parsed, way).open_sink(parsed)
@@ -276,20 +290,24 @@ def source(url: str, *, visibility: float = 60.0, option: str = "--from") -> Sou
     ``visibility`` is for how many seconds a received message is nobody else's, until :meth:`Source.keep` says
     otherwise, where the broker counts seconds (SQS).  Raises InvalidInput as :func:`sink` does.
     """
-    parsed = parse(url, option)
-    way = _way(parsed)
+    parsed = parse(url, option, "source")
+    way = _way(parsed, "source")
     if not way.source:
         raise parsed.refused(f"names something to write to, {parsed.scheme}:", hint=_begins(option, "source"))
     found: Source = _module(parsed, way).open_source(parsed, visibility=visibility)
     return found
 
 
-def parse(url: str, option: str) -> Url:
-    """Take a URL apart.  Raises InvalidInput, without repeating it, when it cannot be one."""
+def parse(url: str, option: str, role: str | None = None) -> Url:
+    """
+    Take a URL apart.  Raises InvalidInput, without repeating it, when it cannot be one.
+
+    ``role``, ``sink`` or ``source``, is what the URL is wanted for: the hint names those only.
+    """
     scheme, colon, rest = url.strip().partition(":")
     scheme = scheme.lower()
     if not colon or not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
-        raise InvalidInput(f"the text of {option} is no URL", hint=_begins(option))
+        raise InvalidInput(f"the text of {option} is no URL", hint=_begins(option, role))
     whole = f"{scheme}:{rest}"
     before, _, query = rest.partition("?")
     authority, slash, path = before.removeprefix("//").partition("/")
@@ -314,20 +332,23 @@ def parse(url: str, option: str) -> Url:
     )
 
 
-def _way(url: Url) -> _Way:
+def _way(url: Url, role: str | None = None) -> _Way:
     way = _WAYS.get(url.scheme)
     if way is None:
-        near = get_close_matches(url.scheme, _WAYS, 1)
-        hint = f"Did you mean {near[0]}:?" if near else _begins(url.option)
+        near = get_close_matches(url.scheme, _schemes(role), 1)
+        hint = f"Did you mean {near[0]}:?" if near else _begins(url.option, role)
         raise url.refused(f"begins with {visible(url.scheme)}:, which is no queue that pgreaper knows", hint=hint)
     if url.scheme in ("http", "https") and _AWS_QUEUE.fullmatch(url.host):
         return _WAYS["sqs"]
     return way
 
 
+def _schemes(role: str | None) -> list[str]:
+    return [scheme for scheme, way in _WAYS.items() if role is None or getattr(way, role)]
+
+
 def _begins(option: str, role: str | None = None) -> str:
-    schemes = [scheme for scheme, way in _WAYS.items() if role is None or getattr(way, role)]
-    *most, last = [f"{scheme}:" if scheme.startswith("std") else f"{scheme}://" for scheme in schemes]
+    *most, last = [f"{scheme}:" if scheme.startswith("std") else f"{scheme}://" for scheme in _schemes(role)]
     return f"{option} begins with {', '.join(most)} or {last}."
 
 

@@ -14,20 +14,27 @@ RabbitMQ delivers no message later by itself.  What is put off for more than a s
 queues of equal times are exact, because a queue expires from its head; so there is one for each power of two, a
 message waits in the largest that fits, and comes again a little early, to be put off for the rest.  They are made
 on demand and leave when they are not used.  ``docs/decisions/0024-queue-libraries.md`` says what was weighed.
+
+A move to another queue that fails costs the consumer nothing: it goes over a connection of its own.  The message waits
+here, unacknowledged and so within the prefetch, until it is due or the move works; each other queue is asked again
+later and later, by one message.
 """
 
 import asyncio
 import heapq
 import logging
+import math
 import ssl
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import count
 from socket import gaierror
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
+from uuid import uuid4
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractIncomingMessage, AbstractQueue
@@ -70,9 +77,15 @@ _LONGEST: Final = 30
 _SHORT: Final = 1.0
 # A rejected message is delivered so often before it takes the queue's dead-letter path.
 _ATTEMPTS: Final = 5
+# A queue that could not be moved to is tried again after so many seconds, then after twice as many, up to the cap.
+_MOVE_FIRST: Final = 0.5
+_MOVE_CAP: Final = 30.0
 _FAILURES: Final = "pgreaper-failures"
+_IDENTITY: Final = "pgreaper-identity"
 _REASON: Final = "pgreaper-reason"
 _LONGEST_NAME: Final = 255
+# The names of delay queues are longer than the queue's own by at most 26; of a longer one they have the digest.
+_LONGEST_STEM: Final = 200
 _MOST_PREFETCHED: Final = 65535
 
 
@@ -99,7 +112,8 @@ def open_source(url: Url, *, visibility: float) -> "AmqpSource":  # noqa: ARG001
     ``amqp://user:password@host:5672/vhost?queue=NAME``.
 
     ``attempts`` is how often a rejected message is delivered before it goes the queue's dead-letter way, and
-    ``dead`` a queue that takes it then, for a queue that has no such way of its own.  Raises InvalidInput.
+    ``dead`` a queue that takes it then, for a queue that has no such way of its own; it has to exist, or nothing is
+    received.  Raises InvalidInput.
     """
     options = url.options("queue", "attempts", "dead", *_Broker.options)
     if not options.get("queue"):
@@ -422,13 +436,19 @@ class _Deliveries:
         self.numbers = count()
         self.opening = asyncio.Lock()
         self.moves: set[asyncio.Task[None]] = set()
-        # When each delay queue was last said to be needed.
-        self.declared: dict[str, float] = {}
+        # Moves that wait for their next try.
+        self.waiting: set[asyncio.Task[None]] = set()
+        # To be told by the next receive, which goes on.
+        self.asides: deque[Trouble] = deque()
         self.lost: str | None = None
         self.wake = asyncio.Event()
 
     def connections(self) -> list[AbstractConnection]:
         return [self.connection] + ([self.outgoing] if self.outgoing is not None else [])
+
+    def tell(self, trouble: Trouble) -> None:
+        self.asides.append(trouble)
+        self.wake.set()
 
     def lose(self, error_class: str) -> None:
         self.lost = self.lost or error_class
@@ -447,14 +467,30 @@ class _Deliveries:
 
 @dataclass(frozen=True, slots=True)
 class _Handle:
+    """``failures`` are those that no header has, because the message could not be moved."""
+
     deliveries: _Deliveries
     message: AbstractIncomingMessage
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class _Way:
+    """How moves to one queue fare: failures in a row, and until when none is tried, by the loop's clock."""
+
+    failures: int = 0
+    until: float = 0.0
+    # When a delay queue was last said to be needed.
+    declared: float = -1e9
+    # While it fails one message tries it, and nobody declares a queue twice.
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class AmqpSource:
     """Consumes a queue."""
 
     ended: Final = False
+    lost: Final[Sequence[Received]] = ()
 
     def __init__(self, broker: _Broker, *, queue: str, attempts: int, dead: str | None) -> None:
         self.name = f"{broker.shown}?queue={visible(queue)}"
@@ -464,9 +500,15 @@ class AmqpSource:
         self._dead = dead
         self._loop = Loop("amqp-source")
         self._deliveries: _Deliveries | None = None
+        # By the other queue's name; they outlive a connection, and so does the back-off.
+        self._ways: dict[str, _Way] = {}
 
     def receive(self, limit: int, *, wait: float) -> Sequence[Received]:
-        """See :class:`pgreaper.queues.Source`.  Twice ``limit`` are on their way to us at most."""
+        """
+        See :class:`pgreaper.queues.Source`.  Twice ``limit`` are with us or on their way to us at most.
+
+        Raises Trouble that is ``aside`` when messages cannot be moved to another queue: each time that one was tried.
+        """
         return self._run(self._receive(limit, wait), timeout=_CONNECT + _ANSWER + wait)
 
     def done(self, messages: Sequence[Received]) -> None:
@@ -478,7 +520,7 @@ class AmqpSource:
         """
         Put off, here or in a delay queue.  The move goes on in the background.
 
-        What cannot be moved comes again, and the next :meth:`receive` raises Trouble.
+        What cannot be moved waits here, and the next :meth:`receive` raises Trouble that is ``aside``.
         """
         self.put_off([(message, seconds)])
 
@@ -518,6 +560,8 @@ class AmqpSource:
             if deliveries.lost:
                 self._drop()
                 raise Trouble(deliveries.lost)
+            if deliveries.asides:
+                raise deliveries.asides.popleft()
             if found := deliveries.take(limit, clock()):
                 return found
             until = min(end, deliveries.held[0][0]) if deliveries.held else end
@@ -543,11 +587,17 @@ class AmqpSource:
             self._deliveries = deliveries
             self._drop()
             raise Trouble(_named(error, "NoSuchQueue")) from None
+        except Trouble:
+            self._deliveries = deliveries
+            self._drop()
+            raise
         self._deliveries = deliveries
         return deliveries
 
     async def _begin(self, deliveries: _Deliveries, prefetch: int) -> None:
         if deliveries.channel is None or deliveries.queue is None:
+            if self._dead is not None:
+                await self._require_dead(deliveries.connection, self._dead)
             deliveries.channel = channel = await deliveries.connection.channel(publisher_confirms=False)
             deliveries.queue = await channel.get_queue(self._queue)
             deliveries.connection.close_callbacks.add(lambda _, error: deliveries.lose(_named_loss(error)))
@@ -562,12 +612,28 @@ class AmqpSource:
         deliveries.prefetch = prefetch
 
         async def delivered(message: AbstractIncomingMessage) -> None:
+            identity = message.headers.get(_IDENTITY)
             deliveries.ready.append(
-                Received(body=message.body, attempt=_attempt(message), handle=_Handle(deliveries, message))
+                Received(
+                    body=message.body,
+                    attempt=_attempt(message),
+                    handle=_Handle(deliveries, message),
+                    identity=identity if isinstance(identity, str) else uuid4().hex,
+                )
             )
             deliveries.wake.set()
 
         deliveries.tag = await deliveries.queue.consume(delivered)
+
+    @staticmethod
+    async def _require_dead(connection: AbstractConnection, dead: str) -> None:
+        """Raises Trouble unless the queue for dead ones is there: better now than with the first of them."""
+        channel = await connection.channel(publisher_confirms=False)
+        try:
+            await channel.declare_queue(dead, passive=True)
+        except AMQPChannelError as error:
+            raise Trouble(_named(error, "NoSuchQueue"), queue=dead) from None
+        await channel.close()
 
     def _mine(self, message: Received) -> _Handle | None:
         """The message's handle, if it is a delivery of the connection that we have."""
@@ -598,7 +664,7 @@ class AmqpSource:
         handle = self._mine(message)
         if handle is None:
             return
-        failures = _failures(handle.message) + 1
+        failures = _failures(handle.message) + handle.failures + 1
         marks = {_FAILURES: failures, _REASON: reason}
         if failures < self._attempts:
             # In the largest delay queue for a second, for two, and so on.
@@ -616,64 +682,143 @@ class AmqpSource:
         move.add_done_callback(deliveries.moves.discard)
 
     async def _moved(self, message: Received, handle: _Handle, seconds: float | None, marks: Mapping[str, Any]) -> None:
+        """
+        Try until it is moved, as often as the other queue's back-off lets it.
+
+        What was to be delayed and cannot be is delivered from here in its time.
+        """
         deliveries = handle.deliveries
+        clock = asyncio.get_running_loop().time
+        due = math.inf if seconds is None else clock() + seconds
+        name, milliseconds = (self._dead or "", 0) if seconds is None else self._delay_queue(seconds)
+        way = self._ways.setdefault(name, _Way())
+        if seconds is not None:
+            marks = {_IDENTITY: message.identity, **marks}
+        copy = _copy(handle.message, marks)
+        while not await self._tried(handle, copy, name, milliseconds, way):
+            if deliveries.lost:
+                return
+            now = clock()
+            if now >= due:
+                break
+            task = asyncio.current_task()
+            assert task is not None  # noqa: S101  for the type checker: this is one
+            deliveries.waiting.add(task)
+            try:
+                await asyncio.sleep(max(min(way.until, due) - now, 0.01))
+            finally:
+                deliveries.waiting.discard(task)
+            if clock() >= due:
+                break
+        else:
+            return
+        if failures := marks.get(_FAILURES):
+            here = _Handle(deliveries, handle.message, failures - _failures(handle.message))
+            message = Received(message.body, message.attempt + 1, here, message.identity)
+        deliveries.hold(message, due)
+
+    async def _tried(self, handle: _Handle, copy: aio_pika.Message, name: str, milliseconds: int, way: _Way) -> bool:
+        """Move it now, unless the queue is not to be asked yet; whether that worked, or need not be tried again."""
+        deliveries = handle.deliveries
+        clock = asyncio.get_running_loop().time
+        channel = None
         try:
             async with asyncio.timeout(_ANSWER):
-                channel = await self._copies(deliveries)
-                queue = await self._delay_queue(deliveries, channel, seconds) if seconds is not None else self._dead
-                copy = _copy(handle.message, marks)
-                answer = await channel.default_exchange.publish(copy, queue or "", mandatory=True)
-                if answer is not None and hasattr(answer, "body"):
-                    deliveries.declared.clear()
-                    raise Trouble("NoSuchQueue")
-                await handle.message.ack()
+                alone = way.failures > 0 or (milliseconds > 0 and not _is_fresh(way, milliseconds, clock()))
+                async with way.turn if alone else nullcontext():
+                    if clock() < way.until or deliveries.lost:
+                        return False
+                    channel = await self._copies(deliveries)
+                    if milliseconds and not _is_fresh(way, milliseconds, clock()):
+                        await self._declare(deliveries, name, milliseconds)
+                        way.declared = clock()
+                    answer = await channel.default_exchange.publish(copy, name, mandatory=True)
+                    if answer is not None and hasattr(answer, "body"):
+                        way.declared = -1e9
+                        raise Trouble("NoSuchQueue")
+                    way.failures = 0
         except DeliveryError:
-            # The delay queue takes none for now: the caller will put it off again.
-            deliveries.hold(message, asyncio.get_running_loop().time() + min(seconds or _SHORT, _SHORT))
+            # It takes none for now.
+            error_class = "Nack"
         except Trouble as trouble:
-            deliveries.lose(trouble.error_class)
+            error_class = trouble.error_class
+        except TimeoutError:
+            error_class = "Timeout"
+            self._hang_up(deliveries, channel)
+        except asyncio.CancelledError:
+            # The library cancels whoever waits for an answer of a connection that breaks.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            error_class = "ConnectionLost"
         except (AMQPError, OSError, RuntimeError) as error:
-            deliveries.lose(_named(error))
+            error_class = _named(error, "NoSuchQueue")
+        else:
+            await _tell(handle, handle.message.ack())
+            return True
+        if clock() >= way.until:
+            # Of the many that failed together the first one counts.
+            way.failures += 1
+            way.until = clock() + min(_MOVE_CAP, _MOVE_FIRST * 2.0 ** min(way.failures - 1, 40))
+            deliveries.tell(Trouble(error_class, queue=name, aside=True))
+        return False
 
     async def _copies(self, deliveries: _Deliveries) -> AbstractChannel:
         """The channel for copies, on the other connection.  Raises Trouble."""
         async with deliveries.opening:
             if deliveries.outgoing is None or deliveries.outgoing.is_closed:
-                deliveries.outgoing = await self._broker.connect()
+                deliveries.outgoing, deliveries.copies = await self._broker.connect(), None
+                if deliveries is not self._deliveries:
+                    _forget(deliveries.outgoing)
+                    raise Trouble("ConnectionLost")
             if deliveries.copies is None or deliveries.copies.is_closed:
                 deliveries.copies = await deliveries.outgoing.channel()
             return deliveries.copies
 
-    async def _delay_queue(self, deliveries: _Deliveries, channel: AbstractChannel, seconds: float) -> str:
-        """The largest delay queue that is not too long.  It lives for as long as something can wait in it."""
+    @staticmethod
+    def _hang_up(deliveries: _Deliveries, channel: AbstractChannel | None) -> None:
+        """Give up the connection for copies that did not answer, unless there is another one by now."""
+        if deliveries.outgoing is not None and channel is not None and channel is deliveries.copies:
+            _forget(deliveries.outgoing)
+            deliveries.outgoing = deliveries.copies = None
+
+    def _delay_queue(self, seconds: float) -> tuple[str, int]:
+        """The largest delay queue that is not too long, and its milliseconds."""
         power = max(min(int(seconds * 1000).bit_length() - 1, _LONGEST), _SHORTEST)
-        milliseconds = 2**power
-        name = f"pgreaper.later.{self._queue}.{milliseconds}"
-        if len(name.encode()) > _LONGEST_NAME:
-            raise Trouble("NameTooLong")
-        now = asyncio.get_running_loop().time()
-        if now - deliveries.declared.get(name, -1e9) > min(milliseconds / 1000, 3600.0):
-            await channel.declare_queue(
-                name,
-                durable=True,
-                arguments={
-                    # Of the kinds of queue the one whose dead-lettering waits for the confirm of the other queue.
-                    "x-queue-type": "quorum",
-                    "x-dead-letter-strategy": "at-least-once",
-                    "x-overflow": "reject-publish",
-                    "x-message-ttl": milliseconds,
-                    "x-dead-letter-exchange": "",
-                    "x-dead-letter-routing-key": self._queue,
-                    # Longer than a message that comes just before the next declaration can wait.
-                    "x-expires": 3 * milliseconds + 3_600_000,
-                },
-            )
-            deliveries.declared[name] = now
-        return name
+        stem = self._queue
+        if len(stem.encode()) > _LONGEST_STEM:
+            stem = sha256(stem.encode()).hexdigest()
+        return f"pgreaper.later.{stem}.{2**power}", 2**power
+
+    async def _declare(self, deliveries: _Deliveries, name: str, milliseconds: int) -> None:
+        """Make a delay queue, or say that it is needed.  It lives for as long as something can wait in it."""
+        assert deliveries.outgoing is not None  # noqa: S101  for the type checker: it has the channel for copies
+        # The broker closes the channel of a queue that it refuses; the copies of other moves are on another one.
+        channel = await deliveries.outgoing.channel(publisher_confirms=False)
+        await channel.declare_queue(
+            name,
+            durable=True,
+            arguments={
+                # Of the kinds of queue the one whose dead-lettering waits for the confirm of the other queue.
+                "x-queue-type": "quorum",
+                "x-dead-letter-strategy": "at-least-once",
+                "x-overflow": "reject-publish",
+                "x-message-ttl": milliseconds,
+                "x-dead-letter-exchange": "",
+                "x-dead-letter-routing-key": self._queue,
+                # Longer than a message that comes just before the next declaration can wait.
+                "x-expires": 3 * milliseconds + 3_600_000,
+            },
+        )
+        await channel.close()
 
     def _drop(self) -> None:
         deliveries, self._deliveries = self._deliveries, None
         if deliveries is not None:
+            for way in self._ways.values():
+                way.declared = -1e9
+            for move in deliveries.waiting:
+                move.cancel()
             for connection in deliveries.connections():
                 _forget(connection)
 
@@ -681,10 +826,17 @@ class AmqpSource:
         deliveries = self._deliveries
         if deliveries is None:
             return
+        for move in deliveries.waiting:
+            move.cancel()
         if deliveries.moves:
             await asyncio.wait(deliveries.moves, timeout=2.0)
         self._deliveries = None
         await asyncio.gather(*map(_close, deliveries.connections()))
+
+
+def _is_fresh(way: _Way, milliseconds: int, now: float) -> bool:
+    """Whether a delay queue was declared so lately that it cannot have expired."""
+    return now - way.declared <= min(milliseconds / 1000, 3600.0)
 
 
 async def _tell(handle: _Handle, word: Any) -> None:
@@ -720,8 +872,8 @@ def _copy(message: AbstractIncomingMessage, marks: Mapping[str, Any]) -> aio_pik
     record of its deaths: each delay is one, and the broker drops what it takes for a circle.
     """
     headers = {name: value for name, value in message.headers.items() if not name.startswith(("x-death", "x-first-"))}
-    headers.pop("x-delivery-count", None)
-    headers.pop("x-last-death-reason", None)
+    for name in ("x-delivery-count", "x-last-death-reason", _IDENTITY):
+        headers.pop(name, None)
     return aio_pika.Message(
         message.body,
         headers=headers | dict(marks),

@@ -229,6 +229,26 @@ class _Writer:
             self.close()
         return answers
 
+    def probe(self, *, until: float) -> str | None:
+        """Ask the brokers for the topic; what the trouble is, if there is any.  ``until`` is monotonic."""
+        producer = self.open()
+        self._forget()
+        try:
+            about = producer.list_topics(self._topic, timeout=max(until - time.monotonic(), 0.1)).topics.get(
+                self._topic
+            )
+        except KafkaException as error:
+            code = _of(error).code()
+            vague = code in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT)  # noqa: SLF001
+            producer.poll(0)  # What it has heard says more.
+            trouble = (self._heard if vague else None) or _class_of(_of(error))
+        else:
+            if about is None or about.error is None:
+                return None
+            trouble = _class_of(about.error)
+        self.close()
+        return trouble
+
     def _forget(self) -> None:
         self.trouble = self._heard = None
 
@@ -275,7 +295,7 @@ class KafkaSink:
         until = time.monotonic() + timeout
         confirmed: set[int] = set()
         refused: dict[int, Refusal] = {}
-        trouble: str | None = None
+        trouble = None if messages else self._writer.probe(until=until)
         for wave in waves(messages):
             answers = self._writer.write({n: _letter(messages[n]) for n in wave}, until=until)
             trouble = self._writer.trouble
@@ -352,6 +372,7 @@ class KafkaSource:
     """
 
     ended = False
+    lost: Sequence[Received] = ()
 
     def __init__(self, url: Url) -> None:
         self._address = _Address(url, "group", "dead")

@@ -125,6 +125,11 @@ class StdinSource:
         """Whether the end of the input was read and nothing is left to deliver, put-off lines included."""
         return self._at_end and not self._ready and not self._held
 
+    @property
+    def lost(self) -> Sequence[Received]:
+        """The lines that were read and not settled, those first that were put off."""
+        return [*(message for _, _, message in sorted(self._held)), *self._ready]
+
     def receive(self, limit: int, *, wait: float) -> Sequence[Received]:
         """The next lines; empty ones are left out.  Raises Trouble when reading fails."""
         end = time.monotonic() + wait

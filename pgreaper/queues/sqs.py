@@ -317,8 +317,6 @@ class SqsSink:
         """Send, and wait for the word on each; see :class:`pgreaper.queues.Sink`."""
         until = time.monotonic() + timeout
         state = _State(messages)
-        if not messages:
-            return state.sent()
         self._late = set(wait(self._late, timeout=timeout).not_done)
         if self._late:
             state.trouble = "Timeout"
@@ -486,6 +484,7 @@ class SqsSource:
     """
 
     ended = False
+    lost: Sequence[Received] = ()
 
     def __init__(self, url: Url, visibility: float) -> None:
         self._queue = _Queue(url)
@@ -552,7 +551,7 @@ class SqsSource:
             handle = _Handle(message["ReceiptHandle"], since)
             attempt = int(message.get("Attributes", {}).get("ApproximateReceiveCount", 1))
             self._open[handle.receipt] = handle
-            found.append(Received(message["Body"].encode(), max(attempt, 1), handle))
+            found.append(Received(message["Body"].encode(), max(attempt, 1), handle, message["MessageId"]))
         return found
 
     def done(self, messages: Sequence[Received]) -> None:

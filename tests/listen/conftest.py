@@ -47,6 +47,10 @@ class Witness:
     def ended(self) -> bool:
         return self._source.ended
 
+    @property
+    def lost(self) -> Sequence[Received]:
+        return self._source.lost
+
     def receive(self, limit: int, *, wait: float) -> Sequence[Received]:
         return self._source.receive(limit, wait=wait)
 

@@ -56,8 +56,9 @@ def test_the_document(holds, piped):
     holds.register()
     result = piped(command(1), command(1), b"x", command("y"), command(7), arguments=("--json", "--once"))
     document = result.json
-    assert {name: document[name] for name in ("received", "done", "put_off", "rejected", "ended", "source")} == {
-        "received": 5, "done": 3, "put_off": 0, "rejected": {"Malformed": 1, "WrongKey": 1},
+    names = ("received", "done", "put_off", "lost", "rejected", "ended", "source")
+    assert {name: document[name] for name in names} == {
+        "received": 5, "done": 3, "put_off": 0, "lost": 0, "rejected": {"Malformed": 1, "WrongKey": 1},
         "ended": "drained", "source": "stdin:",
     }  # fmt: skip
     assert list(document["outcomes"]) == list(ANSWERS)
@@ -78,6 +79,20 @@ def test_what_a_person_reads(holds, piped):
     assert messages.endswith(": 4 done, 1 rejected (1 Malformed)")
     assert "1 message rejected: not of the form" in result.err
     assert piped().out == ""
+
+
+def test_a_pipe_that_loses_commands(connect, holds, piped):
+    """75, with what was not done on stderr and its number on stdout: exit 0 would say that nothing is left to do."""
+    holds.due(2)
+    holds.register()
+    other = connect(autocommit=False)
+    other.execute("select from holds where id = 1 for update")
+    result = piped(command(1), command(2), arguments=("--once",))
+    other.rollback()
+    assert result.code == 75
+    assert "1 command not done, and lost with this run: holds 1\n" in result.err
+    assert "hint: stdin: keeps nothing" in result.err
+    assert result.out.endswith("1 done, 1 put off, 1 lost\n")
 
 
 def test_without_a_database(in_process, monkeypatch):

@@ -87,6 +87,59 @@ def test_poison_ends_in_the_dead_letter_queue(holds, listen, rabbitmq, rabbit, q
     assert run.rejected.total() == len(witness.of("reject")) == 6
 
 
+def test_poison_without_a_dead_letter_queue(holds, listen, rabbitmq, rabbit):
+    """It is rejected once and told once, with the queue that is not there; the listener goes on, as if it were."""
+    queue, dead = rabbit.queue(), rabbit.queue()
+    holds.due(2)
+    holds.register()
+
+    def script(beside):
+        rabbit.publish(queue, command(1))
+        beside.wait_for(lambda: len(beside.queue.of("done")) == 1)
+        rabbit.delete(dead)
+        rabbit.publish(queue, b"no command")
+        beside.hears(f"no command can be moved to queue {dead}: NoSuchQueue")
+        rabbit.publish(queue, command(2))
+        beside.wait_for(lambda: len(beside.queue.of("done")) == 2)
+        rabbit.queue(dead)
+        rabbit.wait_for(dead, 1)
+
+    run, _, lines = listen(script=script, source=source(f"{rabbitmq.url(queue)}&attempts=1&dead={dead}"))
+    assert (run.received, run.rejected) == (3, {"Malformed": 1})
+    assert sum("NoSuchQueue" in line for line in lines) == 1
+    assert not any("trying again" in line for line in lines)
+
+
+def test_without_the_dead_letter_queue_nothing_begins(holds, rabbitmq, rabbit, in_process):
+    """The trouble names it, and not the queue that is read."""
+    holds.register()
+    url = f"{rabbitmq.url(rabbit.queue())}&dead=nowhere"
+    result = in_process("listen", "--from", url, "--max-seconds", "0.5")
+    assert result.code == 75
+    assert "NoSuchQueue nowhere" in result.err
+
+
+def test_a_locked_hold_is_asked_for_less_and_less(connect, holds, listen, rabbitmq, rabbit, queue):
+    """Also when the broker had it in between and counts nothing; the other keys of its message are over."""
+    name, _ = queue
+    holds.due(2)
+    holds.register()
+    other = connect(autocommit=False)
+    other.execute("select from holds where id = 1 for update")
+    rabbit.publish(name, b'{"policy": "holds", "keys": [1, 2]}')
+
+    def script(beside):
+        beside.wait_for(lambda: len(beside.queue.of("later")) >= 5)
+        other.rollback()
+        beside.wait_for(lambda: beside.queue.of("done"))
+
+    run, witness, _ = listen(script=script, source=source(rabbitmq.url(name)))
+    for turn, (_, seconds) in enumerate(witness.of("later")):
+        assert 0.1 * 2**turn <= seconds <= 0.2 * 2**turn
+    assert run.outcomes["expired"] == 2
+    assert run.outcomes["already-done"] == 0
+
+
 def test_an_early_command_and_one_for_a_consumed_hold(db, holds, listen, rabbitmq, rabbit, queue):
     """The first expires within a second after its deadline and not before; the other is acknowledged and done with."""
     name, _ = queue

@@ -96,9 +96,9 @@ class Rabbit:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
 
-    def queue(self, **arguments: Any) -> str:
+    def queue(self, name: str | None = None, **arguments: Any) -> str:
         """Make a durable queue; ``max_length=10`` is its argument ``x-max-length``.  Returns its name."""
-        name = f"test-{uuid4().hex[:12]}"
+        name = name or f"test-{uuid4().hex[:12]}"
         spelled = {"x-" + key.replace("_", "-"): value for key, value in arguments.items()}
         self._do(lambda channel: channel.declare_queue(name, durable=True, arguments=spelled))
         return name

@@ -218,22 +218,109 @@ def test_a_broker_that_crashes_keeps_what_was_put_off(rabbitmq, rabbit, open_sou
     assert sorted(m.body for m in receive(open_source(rabbitmq.url(queue)), 20)) == sorted(bodies(20))
 
 
-def test_a_role_that_may_make_no_queue_hears_of_it(rabbitmq, rabbit, open_source):
-    """Trouble names it, and the command is not lost."""
-    queue = rabbit.queue()
-    rabbit.publish(queue, b"{}")
+@pytest.fixture
+def narrow(rabbitmq):
+    """The user of a role that may read everything, and write only where a queue's own dead ones go."""
     rabbitmq.control("add_user", "narrow", "narrow")
+    rabbitmq.control("set_permissions", "narrow", "^$", "^$", ".*")
+    yield "narrow:narrow"
+    rabbitmq.control("delete_user", "narrow")
+
+
+def asides(source: AmqpSource, seconds: float) -> tuple[list[Received], list[Trouble]]:
+    """What comes within so many seconds, and what cannot be moved meanwhile; the consumer is not to be lost."""
+    deliveries = source._deliveries
+    found: list[Received] = []
+    troubles: list[Trouble] = []
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        try:
+            found += source.receive(100, wait=left)
+        except Trouble as trouble:
+            if not trouble.aside:
+                raise
+            troubles.append(trouble)
+    assert source._deliveries is deliveries
+    return found, troubles
+
+
+def test_a_role_that_may_make_no_queue_hears_of_it(rabbitmq, rabbit, open_source, narrow):
+    """Trouble names it and what to; the command waits here until its time, and what is due comes meanwhile."""
+    queue = rabbit.queue()
+    rabbit.publish(queue, b"early")
+    source = open_source(rabbitmq.url(queue).replace("guest:guest", narrow))
+    (early,) = receive(source, 1)
+    source.later(early, seconds=2.5)
+    rabbit.publish(queue, b"due")
+    found, troubles = asides(source, 2.0)
+    assert [(m.body, m.attempt) for m in found] == [(b"due", 1)]
+    assert {(t.error_class, t.queue) for t in troubles} == {("AccessRefused", f"pgreaper.later.{queue}.2048")}
+    found, more = asides(source, 1.5)
+    assert [(m.body, m.attempt, m.identity) for m in found] == [(b"early", 1, early.identity)]
+    # After 0, 0.5 and 1.5 seconds.
+    assert 2 <= len(troubles + more) <= 3
+
+
+def test_poison_keeps_its_budget_without_a_delay_queue(rabbitmq, rabbit, open_source, narrow):
+    """It is counted and waits here between its deliveries; then it takes the queue's own way."""
+    dead = rabbit.queue()
+    queue = rabbit.queue(dead_letter_exchange="", dead_letter_routing_key=dead)
+    rabbit.publish(queue, b"poison")
+    source = open_source(rabbitmq.url(queue, attempts="3").replace("guest:guest", narrow))
+    attempts = []
+    for wait in (0, 1.0, 2.0):
+        began = time.monotonic()
+        (poison,) = receive_past_asides(source)
+        assert time.monotonic() - began > wait
+        attempts.append(poison.attempt)
+        source.reject(poison, reason="Malformed")
+    rabbit.wait_for(dead, 1)
+    assert attempts == [1, 2, 3]
+
+
+def receive_past_asides(source: AmqpSource) -> list[Received]:
+    """The next messages, whatever cannot be moved meanwhile."""
+    while True:
+        try:
+            if found := source.receive(100, wait=20):
+                return found
+        except Trouble as trouble:
+            if not trouble.aside:
+                raise
+
+
+def test_a_delay_queue_of_another_make_stands_in_nobodys_way(rabbitmq, rabbit, open_source):
+    """What cannot be moved there waits here, what goes to others is moved; made right, it is used."""
+    queue = rabbit.queue()
+    wrong = rabbit.queue(f"pgreaper.later.{queue}.{2**21}")
+    rabbit.publish(queue, b"an hour", b"a day")
+    source = open_source(rabbitmq.url(queue))
+    hour, day = receive(source, 2)
+    source.put_off([(hour, 3600), (day, 86400)])
+    found, troubles = asides(source, 1)
+    assert found == []
+    assert {(t.error_class, t.queue) for t in troubles} == {("PreconditionFailed", wrong)}
+    rabbit.wait_for(f"pgreaper.later.{queue}.{2**26}", 1)
+    rabbit.delete(wrong)
+    wait_until(lambda: rabbit.exists(wrong))
+    rabbit.wait_for(wrong, 1)
+    source.close()
+    assert rabbit.count(queue) == 0
+
+
+def test_a_queue_with_a_long_name_can_be_put_off_for_longer(rabbitmq, rabbit, open_source):
+    """There is no room in the names of its delay queues."""
+    queue = rabbit.queue("q" * 255)
+    rabbit.publish(queue, b"{}")
+    source = open_source(rabbitmq.url(queue))
     try:
-        rabbitmq.control("set_permissions", "narrow", "^$", "^$", ".*")
-        source = open_source(rabbitmq.url(queue).replace("guest:guest", "narrow:narrow"))
         (message,) = receive(source, 1)
-        source.later(message, seconds=60)
-        with pytest.raises(Trouble, match="AccessRefused"):
-            source.receive(1, wait=20)
-        assert [m.body for m in receive(source, 1)] == [b"{}"]
-        source.close()
+        source.later(message, seconds=1.1)
+        (again,) = receive(source, 1)
+        assert again.identity == message.identity
+        assert again.handle != message.handle
     finally:
-        rabbitmq.control("delete_user", "narrow")
+        rabbit.delete(queue)
 
 
 def test_a_broker_without_room_hears_what_was_done(rabbitmq, rabbit, open_source):
@@ -292,17 +379,39 @@ def test_a_queue_without_such_a_way_can_be_given_one(rabbitmq, rabbit, open_sour
     rabbit.wait_for(queue, 0)
 
 
-def test_a_command_is_not_lost_for_want_of_a_dead_letter_queue(rabbitmq, rabbit, open_source):
-    """Without the queue that `dead` names, the command comes again and trouble says so."""
+def test_the_dead_letter_queue_has_to_exist(rabbitmq, rabbit, open_source):
+    """It is looked for at the start, and named; nothing is taken without it."""
     queue = rabbit.queue()
-    rabbit.publish(queue, b"poison")
-    source = open_source(rabbitmq.url(queue, attempts="1", dead="nowhere"))
+    rabbit.publish(queue, b"{}")
+    source = open_source(rabbitmq.url(queue, dead="nowhere"))
+    for _ in range(2):
+        with pytest.raises(Trouble, match="NoSuchQueue") as trouble:
+            source.receive(1, wait=20)
+        assert (trouble.value.queue, trouble.value.aside) == ("nowhere", False)
+    rabbit.wait_for(queue, 1)
+    assert [m.attempt for m in receive(open_source(rabbitmq.url(queue)), 1)] == [1]
 
-    source.reject(receive(source, 1)[0], reason="Malformed")
 
-    with pytest.raises(Trouble, match="NoSuchQueue"):
-        source.receive(1, wait=20)
-    assert [m.body for m in receive(source, 1)] == [b"poison"]
+def test_a_dead_letter_queue_that_goes_costs_nobody_else(rabbitmq, rabbit, open_source):
+    """Poison waits here, tried less and less often; others come at once, once; there again, it takes the poison."""
+    queue, dead = rabbit.queue(), rabbit.queue()
+    rabbit.publish(queue, b"poison", b"poison")
+    source = open_source(rabbitmq.url(queue, attempts="1", dead=dead))
+    poison = receive(source, 2)
+    rabbit.delete(dead)
+    for message in poison:
+        source.reject(message, reason="Malformed")
+    rabbit.publish(queue, b"due")
+    found, troubles = asides(source, 3)
+    assert [(m.body, m.attempt) for m in found] == [(b"due", 1)]
+    assert {(t.error_class, t.queue) for t in troubles} == {("NoSuchQueue", dead)}
+    # After 0, 0.5 and 1.5 seconds.
+    assert 2 <= len(troubles) <= 3
+    rabbit.queue(dead)
+    rabbit.wait_for(dead, 2)
+    source.done(found)
+    source.close()
+    rabbit.wait_for(queue, 0)
 
 
 # -- trouble

@@ -25,8 +25,12 @@ def test_a_url_is_taken_apart():
 @pytest.mark.parametrize(
     ("url", "says", "hint"),
     [
-        (f"{SECRET}", "the text of --to is no URL", "--to begins with stdout:"),
-        (f"foo://u:{SECRET}@host/", "begins with foo:, which is no queue that pgreaper knows", "--to begins with"),
+        (f"{SECRET}", "the text of --to is no URL", "--to begins with stdout:, http://"),
+        (
+            f"foo://u:{SECRET}@host/",
+            "begins with foo:, which is no queue that pgreaper knows",
+            "--to begins with stdout:, http://",
+        ),
         (f"amqq://u:{SECRET}@host/", "begins with amqq:", "Did you mean amqp:?"),
         ("stdin:", "names something to read from", "--to begins with stdout:, http://"),
         (f"amqp://u:{SECRET}@x@host/?queue=q", "has a character that must be escaped", "write @ as %40"),
@@ -64,6 +68,9 @@ def test_a_url_that_cannot_be_used_is_refused(url, says, hint):
     ("url", "says", "hint"),
     [
         ("stdout:", "names something to write to", "--from begins with stdin:"),
+        ("foo://host/", "begins with foo:", "--from begins with stdin:, amqp://"),
+        ("nothing", "is no URL", "--from begins with stdin:, amqp://"),
+        ("stdot:", "begins with stdot:", "Did you mean stdin:?"),
         ("https://host/", "names something to write to", "--from begins with stdin:"),
         ("amqp://host/", "names no queue", "Add ?queue=NAME"),
         ("amqp://host/?queue=q&attempts=0", "has attempts that is no number from 1", "attempts=5"),
