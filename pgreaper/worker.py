@@ -51,6 +51,8 @@ _RESCAN_SHARE: Final = 50.0
 _AFTER_DUE: Final = 0.001
 # A batch that takes longer keeps the other policies, the application and a signal waiting: the next ones are smaller.
 _LONG_BATCH: Final = 1.0
+# A batch that takes less says that the next one may be claimed together with its end.
+_QUICK_BATCH: Final = 0.2
 # A claim whose transition has cost so many connections is left to lapse: some hold of it may kill its backend.
 _LOSSES: Final = 2
 # A run that ends leaves a policy after so many of those.
@@ -210,6 +212,8 @@ class _Turn:
         # How many holds the last claim asked for, and the claim that came with the last transition.
         self.asked = 0
         self.ahead: Batch | None = None
+        # Whether the last batch was done so soon that the next may be as large.
+        self.quick = False
         self.rescanned_at: float | None = None
         self.rescan_cost = 0.0
         self.stalled = 0
@@ -631,6 +635,7 @@ class Worker:
             self._failed(turn, run, _all_too_slow(turn.too_slow), rest="the rest is left for the next run")
             return False
         self._settled(turn, outcomes)
+        turn.quick = time.monotonic() - began < _QUICK_BATCH
         if self.settings.batch is None:
             turn.pace(batch.holds, time.monotonic() - began)
         return True
@@ -889,6 +894,7 @@ class Worker:
         if (
             self._pool is not None
             or not self._session.is_direct
+            or not turn.quick
             or self.settings.once
             or self._stop.requested
             or batch.attempt > 1

@@ -20,12 +20,14 @@ set search_path = pg_catalog, pg_temp
 as $function$
 declare
   v_relay constant pgreaper.relays := pgreaper._relay(reaper_resend.relay);
+  -- One instant for all: they go in the order of their events.
+  v_now constant timestamptz := pgreaper._clock();
   v_count integer;
 begin
   perform pgreaper._require_writable();
   perform from pgreaper.relays as r where r.relay_id = v_relay.relay_id for update;
   update pgreaper.undelivered as u
-     set attempts = 0, not_before = pgreaper._clock()
+     set attempts = 0, not_before = v_now
    where u.relay_id = v_relay.relay_id
      and u.not_before = 'infinity'
      and (reaper_resend.event is null or u.event = pgreaper._event_number(reaper_resend.event));

@@ -222,6 +222,7 @@ def test_a_real_prometheus(db, holds, serving, prometheus, dashboard):
     db.execute("create table others (like holds including all)")
     db.execute("insert into others (status, expires_at) values ('held', clock_timestamp() - interval '1 hour')")
     holds.register("late", target="others")
+    db.execute("select pgreaper.reaper_relay('holds')")
     daemon = serving("holds")
     ask = prometheus(daemon.url.removeprefix("http://").removesuffix("/metrics"))
     daemon.until("pgreaper_outcomes_total", 30, policy="holds", outcome="expired")
