@@ -20,7 +20,7 @@
 --     when the one before is settled.  Different holds do not wait for each other.
 --   * Nothing is skipped, whatever commits late or is rolled back, and however long other transactions last.
 --   * No row: there is nothing to deliver; then nothing is written and no transaction id is taken, except that the place
---     moves on every few hundred rows that other policies append.
+--     moves on every few hundred rows that other policies append.  Or for a second nothing was found whose payload can be read.
 --   * At most `batch` events, also of a row of the trail that has more.
 --   * Where the trail was emptied and counts from the start again, the relay forgets what it knew of the old one and
 --     begins again at the oldest row.
@@ -267,10 +267,13 @@ begin
                with ordinality as e (event, key, attempts, deadline, at, state, payload, error_class, position)
        where e.error_class is null;
       if v_events is null then
-        return query
-          select f.*
-            from pgreaper.reaper_fetch(reaper_fetch.relay, reaper_fetch.batch, reaper_fetch.worker, reaper_fetch.lease,
-                   reaper_fetch.payload, reaper_fetch.search_path) as f;
+        -- Past those that cannot be read, but not for long: all of them may be.
+        if clock_timestamp() < statement_timestamp() + interval '1 second' then
+          return query
+            select f.*
+              from pgreaper.reaper_fetch(reaper_fetch.relay, reaper_fetch.batch, reaper_fetch.worker, reaper_fetch.lease,
+                     reaper_fetch.payload, reaper_fetch.search_path) as f;
+        end if;
         return;
       end if;
     end if;

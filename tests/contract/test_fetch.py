@@ -361,6 +361,19 @@ def test_a_payload_that_never_can_be_read_is_given_up(core, holds):
     assert relay.keys(batch=1, payload=["told"]) == [good]
 
 
+def test_very_many_payloads_that_raise(core, holds):
+    """A fetch passes them for a second, books how far it came, and a later one reaches what can be read."""
+    good = holds.due(1)
+    core.do("insert into holds (customer_email, expires_at) select 'raise', now() from generate_series(1, 1500)")
+    relay = faulty(core)
+    core.do((MANY % 1500).replace("array[g::text]", f"array[(g + {good[0]})::text]"))
+    trail(core, str(good[0]), policy="v")
+    assert relay.fetch(batch=5, payload=["told"]) == []
+    assert 5 <= core.value("select count(*) from pgreaper.undelivered") < 1500
+    batches = (relay.fetch(batch=1000, payload=["told"]) for _ in range(20))
+    assert [event.key for event in next(filter(None, batches))] == [str(good[0])]
+
+
 def test_what_no_payload_can_be_read_for_is_no_event_s_fault(core, holds):
     """A right that is missing is told, and nobody is charged."""
     keys = [str(one) for one in holds.due(3)]
