@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 # A queue has so many seconds for a batch; what it has not answered then is sent again.
 _SEND_TIMEOUT: Final = 60.0
+# And so many seconds to say whether it would take one.
+_PROBE_TIMEOUT: Final = 10.0
 # A send that takes longer keeps a signal and the lease waiting: the next ones are smaller.
 _LONG_SEND: Final = 5.0
 # A renewal that did not come about is tried again after that many seconds.
@@ -356,6 +358,7 @@ class Relay:
         self._judge = Judge()
         self._batch = self._ceiling = settings.batch
         self._slow = 0
+        self._asked = False
         self._look_after = min(_FIRST_LOOK, settings.poll)
         self._troubles = 0
         self._trouble_said = ("", 0.0)
@@ -479,8 +482,10 @@ class Relay:
                 self._look_after = min(_FIRST_LOOK, self.settings.poll)
             elif self.settings.once:
                 self._look_around()
+                self._probe()
                 return
             else:
+                self._probe()
                 self._rest()
 
     def _look_around(self) -> None:
@@ -492,6 +497,39 @@ class Relay:
                 " where r.name = %s and d.finished_at is null and d.lease_until > pgreaper._clock()",
                 self.result.relay,
             )
+        )
+
+    def _probe(self) -> None:
+        """
+        There is nothing to begin with: ask the queue all the same whether it would take events, where it can be asked.
+
+        A wrong password is found by the first run, and not by the first event.  Raises SinkTrouble in a run that ends.
+        """
+        if self._asked:
+            return
+        self._asked = True
+        self._sender.start([], _PROBE_TIMEOUT)
+        sent = self._await(None, time.monotonic())
+        if sent is None or sent.trouble is None:
+            return
+        self.result.troubles += 1
+        if self.settings.once:
+            raise self._refused(sent.trouble)
+        self._log(
+            Event(
+                "relay.trouble",
+                f"relay {visible(self.result.relay)}: {self._to} does not take events: {sent.trouble};"
+                " going on, as there is none to send",
+                WARNING,
+                policy=self.result.policy,
+                error_class=sent.trouble,
+            )
+        )
+
+    def _refused(self, error_class: str) -> SinkTrouble:
+        return SinkTrouble(
+            f"{self._to} does not take events now: {error_class}",
+            hint="Nothing is lost: the next run sends what was not confirmed.",
         )
 
     def _over(self) -> bool:
@@ -657,6 +695,7 @@ class Relay:
         """Send a leased batch and tell the database what became of it.  Raises SinkTrouble in a run that ends."""
         token = events[0].token
         self.result.batches += 1
+        self._asked = True
         if self._stop.requested:
             self._tell(token, events, Verdict(frozenset(), {}))
             return
@@ -685,14 +724,13 @@ class Relay:
             self._log(Event("relay.takes-again", text, policy=self.result.policy, counts={"troubles": self._troubles}))
             self._troubles = 0
 
-    def _await(self, token: "UUID", began: float) -> Sent | None:
+    def _await(self, token: "UUID | None", began: float) -> Sent | None:
         """Wait for the queue's answer, and keep the lease meanwhile.  None: a signal came, and the time is over."""
-        lease = self.settings.lease
-        keep_at = began + lease / 3
+        keep_at = began + (self.settings.lease / 3 if token is not None else 2 * _SEND_TIMEOUT)
         while (sent := self._sender.answer()) is None:
             now = time.monotonic()
             if now >= keep_at:
-                keep_at = self._keep(token)
+                keep_at = self._keep(token) if token is not None else now + _SEND_TIMEOUT
                 continue
             stop = self._stop
             if stop.requested:
@@ -841,10 +879,7 @@ class Relay:
         if self._stop.requested:
             return
         if self.settings.once:
-            raise SinkTrouble(
-                f"{self._to} does not take events now: {error_class}",
-                hint="Nothing is lost: the next run sends what was not confirmed.",
-            )
+            raise self._refused(error_class)
         seconds = max(backoff(self._troubles, first=_TROUBLE_FIRST, cap=_TROUBLE_CAP), verdict.retry_after)
         said, at = self._trouble_said
         now = time.monotonic()

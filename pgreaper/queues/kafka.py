@@ -233,21 +233,24 @@ class _Writer:
         """Ask the brokers for the topic; what the trouble is, if there is any.  ``until`` is monotonic."""
         producer = self.open()
         self._forget()
-        try:
-            about = producer.list_topics(self._topic, timeout=max(until - time.monotonic(), 0.1)).topics.get(
-                self._topic
-            )
-        except KafkaException as error:
-            code = _of(error).code()
-            vague = code in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT)  # noqa: SLF001
-            producer.poll(0)  # What it has heard says more.
-            trouble = (self._heard if vague else None) or _class_of(_of(error))
-        else:
-            if about is None or about.error is None:
+        about = None
+        while about is None:
+            try:
+                about = producer.list_topics(self._topic, timeout=_PROBE_WITHIN).topics.get(self._topic)
+            except KafkaException as error:
+                code = _of(error).code()
+                vague = code in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT)  # noqa: SLF001
+                producer.poll(0)  # Tells what was heard.
+                if vague and self._is_hopeful(until):
+                    continue
+                self.close()
+                return (self._heard if vague else None) or _class_of(_of(error))
+            if about is None:
                 return None
-            trouble = _class_of(about.error)
+        if about.error is None:
+            return None
         self.close()
-        return trouble
+        return _class_of(about.error)
 
     def _forget(self) -> None:
         self.trouble = self._heard = None

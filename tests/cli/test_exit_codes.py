@@ -76,7 +76,7 @@ TABLE = {
     "relay": Row(
         "holds --once --to=http://127.0.0.1:1/",
         "exit_code ended worker relay policy to created seconds reconnects batches delivered retried dead returned"
-        " unconfirmed lost refused troubles error",
+        " unconfirmed lost leased leased_until refused troubles error",
         unknown=2,
         reading=75,
     ),

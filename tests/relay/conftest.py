@@ -35,7 +35,8 @@ class Queue:
     A queue in this process.
 
     ``answers`` are what the next batches come to, one after the other, the last one from then on; without any,
-    everything is taken.  ``batches`` is all that was sent, ``taken`` what was confirmed.
+    everything is taken.  ``batches`` is all that was sent, ``taken`` what was confirmed.  ``probes`` counts how often
+    it was asked whether it would take anything; that comes to ``probed``.
     """
 
     name = "queue:"
@@ -45,9 +46,14 @@ class Queue:
         self.batches: list[list[Message]] = []
         self.taken: list[Message] = []
         self.is_closed = False
+        self.probes = 0
+        self.probed: str | None = None
 
     def send(self, messages: Sequence[Message], *, timeout: float) -> Sent:
         assert timeout > 0
+        if not messages:
+            self.probes += 1
+            return Sent(frozenset(), {}, self.probed)
         self.batches.append(list(messages))
         answer = self.answers[0] if self.answers else takes
         if len(self.answers) > 1:

@@ -447,3 +447,32 @@ def test_what_another_process_has_is_told(db, opened, expired, relaying):
     (until,) = db.execute("select max(lease_until) from pgreaper.reaper_fetch('holds', lease => '1 h')").fetchone()
     run, _ = relaying(Queue())
     assert (run.delivered, run.leased, run.leased_until, run.exit_code) == (0, 3, until, 0)
+
+
+def test_a_run_with_nothing_to_send_asks_the_queue(opened, expired, relaying):
+    """A wrong password is found before there is an event; where there is one, its own sending tells."""
+    opened()
+    queue = Queue()
+    queue.probed = "AccessRefused"
+    run, _ = relaying(queue)
+    assert (run.ended, run.exit_code, run.trouble.message, queue.batches) == (
+        "trouble", 75, "queue: does not take events now: AccessRefused", [],
+    )  # fmt: skip
+    expired(1)
+    run, _ = relaying(queue)
+    assert (run.exit_code, run.delivered, queue.probes) == (0, 1, 1)
+
+
+def test_a_relay_that_stays_asks_once_at_its_start(opened, expired, relaying):
+    """It says what is wrong with the queue, and goes on."""
+    opened()
+    queue = Queue()
+    queue.probed = "HostUnknown"
+
+    def script(beside):
+        beside.hears("queue: does not take events: HostUnknown; going on")
+        expired(1)
+        beside.wait_for(lambda: queue.taken)
+
+    run, _ = relaying(queue, script)
+    assert (run.exit_code, run.delivered, queue.probes) == (0, 1, 1)

@@ -273,3 +273,32 @@ def test_prune_waits_for_a_slow_relay(dsn, db, opened, expired, identities, star
     slow.end()
     assert set(endpoint.identities()) == expected
     assert db.execute(prune).fetchone()[0] > 0
+
+
+# -- nothing to send
+
+
+def test_a_wrong_password_of_rabbitmq_is_found_without_an_event(in_process, opened, rabbit):
+    """The first run of somebody who sets it up: the broker is asked, and a queue that is right is no trouble."""
+    opened()
+    url = rabbit.broker.url(rabbit.queue())
+    wrong = in_process("relay", "holds", "--once", "--to", url.replace(rabbit.broker.password, "wrong"))
+    assert (wrong.code, "does not take events now: AccessRefused" in wrong.err) == (75, True), wrong
+    assert in_process("relay", "holds", "--once", "--to", url).code == 0
+
+
+def test_a_broker_of_kafka_that_is_away_is_found_without_an_event(in_process, opened, kafka):
+    """So is one that is not there."""
+    opened()
+    wrong = in_process("relay", "holds", "--once", "--to", "kafka://127.0.0.1:9/t")
+    assert (wrong.code, "does not take events now: " in wrong.err) == (75, True), wrong
+    assert in_process("relay", "holds", "--once", "--to", kafka.url(kafka.topic("probed", 1))).code == 0
+
+
+def test_a_missing_queue_of_sqs_is_found_without_an_event(in_process, opened, aws):
+    """So is one that is not there."""
+    opened()
+    queue = aws.queue()
+    wrong = in_process("relay", "holds", "--once", "--to", aws.url(queue).replace(queue, "nowhere"))
+    assert (wrong.code, "does not take events now: " in wrong.err) == (75, True), wrong
+    assert in_process("relay", "holds", "--once", "--to", aws.url(queue)).code == 0
