@@ -732,11 +732,10 @@ class AmqpSource:
                     if milliseconds and not _is_fresh(way, milliseconds, clock()):
                         await self._declare(deliveries, name, milliseconds)
                         way.declared = clock()
-                    answer = await channel.default_exchange.publish(copy, name, mandatory=True)
-                    if answer is not None and hasattr(answer, "body"):
-                        way.declared = -1e9
-                        raise Trouble("NoSuchQueue")
-                    way.failures = 0
+                    if probes := way.failures > 0:
+                        await self._publish(channel, copy, name, way)
+                if not probes:
+                    await self._publish(channel, copy, name, way)
         except DeliveryError:
             # It takes none for now.
             error_class = "Nack"
@@ -762,6 +761,15 @@ class AmqpSource:
             way.until = clock() + min(_MOVE_CAP, _MOVE_FIRST * 2.0 ** min(way.failures - 1, 40))
             deliveries.tell(Trouble(error_class, queue=name, aside=True))
         return False
+
+    @staticmethod
+    async def _publish(channel: AbstractChannel, copy: aio_pika.Message, name: str, way: _Way) -> None:
+        """Publish and wait for the confirm: the way is open then."""
+        answer = await channel.default_exchange.publish(copy, name, mandatory=True)
+        if answer is not None and hasattr(answer, "body"):
+            way.declared = -1e9
+            raise Trouble("NoSuchQueue")
+        way.failures = 0
 
     async def _copies(self, deliveries: _Deliveries) -> AbstractChannel:
         """The channel for copies, on the other connection.  Raises Trouble."""

@@ -9,6 +9,8 @@ import psycopg
 import pytest
 
 from pgreaper.errors import DatabaseUnavailable, UnknownPolicy
+from pgreaper.listen import Wish, _Pendings
+from pgreaper.queues import Received
 from tests.conftest import Holds
 from tests.listen.conftest import command
 
@@ -171,6 +173,24 @@ def test_keys_that_are_over_are_not_asked_for_again(db, connect, holds, listen, 
     assert trail() == {1: 1, 2: 1, 3: 1}
     assert (run.outcomes["expired"], run.outcomes["already-done"]) == (3, 3)
     assert db.execute("select count(*) from pgreaper.events where kind = 'already-done'").fetchone() == (3,)
+
+
+def test_of_too_many_messages_that_wait_the_oldest_is_forgotten():
+    """A listener's memory is bounded: by keys, and a message is one more; what is settled frees its own."""
+    pendings = _Pendings(4)
+    wish = Wish("p", ("a", "b"))
+    one, two, three = (Received(b"", 1, None) for _ in range(3))
+    assert [pendings.waits(one, ["a"], tried=True) for _ in range(3)] == [1, 2, 3]
+    pendings.waits(two, ["b"], tried=False)
+    assert (pendings.open(one, wish), pendings.open(two, wish)) == (["b"], ["a"])
+    pendings.waits(three, [], tried=True)
+    assert (pendings.open(one, wish), pendings.open(two, wish)) == (("a", "b"), ["a"])
+    pendings.forget([two, three])
+    pendings.waits(one, ["a", "b"], tried=True)
+    assert pendings.open(one, wish) == []
+    # The newest is remembered, however large.
+    pendings.waits(two, "abcdefgh", tried=True)
+    assert (pendings.open(one, wish), pendings.open(two, wish)) == (("a", "b"), [])
 
 
 def test_a_message_may_have_more_keys_than_a_call(holds, listen):
