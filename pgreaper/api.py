@@ -1134,10 +1134,36 @@ def _texts(values: Sequence[str] | None) -> list[str] | None:
 
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-_FIRST = datetime.min.replace(tzinfo=UTC)
 _LAST = datetime.max.replace(tzinfo=UTC)
 _INT8 = struct.Struct("!q")
+_MINUS_INFINITY = -(2**63)
+_FOUR_CENTURIES = 146_097 * 86_400 * 1_000_000
 _INTERVAL = struct.Struct("!qii")
+
+
+class TooEarly(datetime):
+    """
+    What is before Python's first instant, clamped to that; ``told`` is the instant itself.
+
+    As ISO 8601 writes it, in UTC, where 44 BC is the year -0043; ``-infinity`` for that.
+    """
+
+    # None in what Python makes of it, by adding to it for example.
+    told: str | None = None
+
+    @classmethod
+    def of(cls, micros: int) -> "TooEarly":
+        """From microseconds since 2000 in UTC."""
+        early = cls(1, 1, 1, tzinfo=UTC)
+        if micros == _MINUS_INFINITY:
+            early.told = "-infinity"
+            return early
+        # The calendar repeats itself after 400 years.
+        cycles = -(micros // _FOUR_CENTURIES)
+        moment = _EPOCH + timedelta(microseconds=micros + cycles * _FOUR_CENTURIES)
+        year = moment.year - 400 * cycles
+        early.told = f"{'-' if year < 0 else ''}{abs(year):04d}-{moment:%m-%dT%H:%M:%S.%fZ}"
+        return early
 
 
 class _TimestamptzLoader(Loader):
@@ -1150,7 +1176,7 @@ class _TimestamptzLoader(Loader):
         try:
             return _EPOCH + timedelta(microseconds=micros)
         except OverflowError:
-            return _FIRST if micros < 0 else _LAST
+            return TooEarly.of(micros) if micros < 0 else _LAST
 
 
 class _IntervalLoader(Loader):

@@ -34,7 +34,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import quote
 
-from pgreaper.api import EXPIRED, LOCKED, RETRY, TOO_SLOW, Reaper
+from pgreaper.api import EXPIRED, LOCKED, RETRY, TOO_SLOW, Reaper, TooEarly
 from pgreaper.errors import (
     READ_ONLY,
     DatabaseBusy,
@@ -155,8 +155,12 @@ def idempotency_key(policy: str, key: str, deadline: datetime) -> str:
     One string for one incarnation of a hold, in ASCII and without spaces, so that it fits into an HTTP header.
 
     ``policy/key/2026-01-31T12:00:00.000000Z``, percent-encoded; beyond 200 characters the policy and a digest.
+    A deadline before the year 1 is told as the database has it: ``-0043-03-15T…``, ``-infinity``.
     """
-    moment = deadline.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
+    if isinstance(deadline, TooEarly) and deadline.told is not None:
+        moment = deadline.told
+    else:
+        moment = deadline.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
     whole = f"{quote(policy, safe='')}/{quote(key, safe='')}/{moment}"
     if len(whole) <= _KEY_LENGTH:
         return whole

@@ -476,3 +476,21 @@ def test_a_relay_that_stays_asks_once_at_its_start(opened, expired, relaying):
 
     run, _ = relaying(queue, script)
     assert (run.exit_code, run.delivered, queue.probes) == (0, 1, 1)
+
+
+def test_deadlines_before_the_year_1_have_keys_of_their_own(db, holds, opened, relaying, work):
+    """Python cannot tell them, the keys do, to handlers as well: two incarnations are two."""
+    opened()
+    calls: list[str] = []
+    (hold,) = holds.due(1)
+    for deadline in ("-infinity", "0044-03-15 12:00:00.5+00 BC", "0001-12-31 00:00+00 BC"):
+        db.execute("update holds set status = 'held', expires_at = %s where id = %s", (deadline, hold))
+        work("holds", handler=lambda call: calls.append(call.idempotency_key), concurrency=1)
+    queue = Queue()
+    relaying(queue)
+    assert [message.identity for message in queue.taken] == calls
+    assert calls == [
+        f"holds/{hold}/-infinity",
+        f"holds/{hold}/-0043-03-15T12:00:00.500000Z",
+        f"holds/{hold}/0000-12-31T00:00:00.000000Z",
+    ]
