@@ -348,7 +348,7 @@ def test_a_payload_that_never_can_be_read_is_given_up(core, holds):
     bad, good = (str(one) for one in holds.due(2))
     core.do(f"update holds set customer_email = 'raise' where id = {bad}")
     relay = faulty(core)
-    first = trail(core, bad, policy="v")
+    first, second = (trail(core, bad, policy="v") for _ in range(2))
     for _ in range(20):
         assert relay.fetch(payload=["told"]) == []
         core.do("update pgreaper.undelivered set not_before = pgreaper._clock() where not_before < 'infinity'")
@@ -356,7 +356,7 @@ def test_a_payload_that_never_can_be_read_is_given_up(core, holds):
         (f"{first}.1", bad, 20, "Payload 22012")
     ]
     assert core.value("select refused from pgreaper.relays where name = 'v'") == 1
-    trail(core, bad, policy="v")
+    assert core.column(f"select attempts from pgreaper.undelivered where event >> 20 = {second}") == [1]
     trail(core, good, policy="v")
     assert relay.keys(batch=1, payload=["told"]) == [good]
 
