@@ -677,6 +677,10 @@ class Relay:
         trouble = _too_slow(error, payload=True)
         if self._slow >= _SLOW:
             raise trouble
+        now = time.monotonic()
+        if now - self._told.get(TOO_SLOW, -math.inf) < REPORT_EVERY:
+            return
+        self._told[TOO_SLOW] = now
         self._log(
             Event(
                 "relay.event-too-slow",

@@ -433,9 +433,10 @@ def test_payloads_that_all_take_too_long_end_a_run(db, opened, expired, relaying
     opened()
     expired(10)
     db.execute("update holds set weight = 'heavy'")
-    run, _ = relaying(Queue(), batch=1, **hasty)
+    run, lines = relaying(Queue(), batch=1, **hasty)
     assert (run.ended, run.exit_code, run.delivered, run.retried) == ("failed", 1, 0, 3)
     assert "one event alone takes too long" in run.trouble.message
+    assert sum("to be tried again" in line for line in lines) == 1
     assert "leave large columns out of --payload" in run.trouble.hint
     assert db.execute("select trouble, waiting from pgreaper.relay_status").fetchone() == ("StatementTimeout", 10)
 
