@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 
 from pgreaper.queues import source
+from pgreaper.queues.amqp import AmqpSource
 from tests.chaos.proxy import Proxy
 from tests.listen.conftest import command
 
@@ -101,10 +102,13 @@ def test_poison_without_a_dead_letter_queue(holds, listen, rabbitmq, rabbit):
         beside.hears(f"no command can be moved to queue {dead}: NoSuchQueue")
         rabbit.publish(queue, command(2))
         beside.wait_for(lambda: len(beside.queue.of("done")) == 2)
+        beside.wait_for(lambda: amqp._ways[dead].failures > 1)
         rabbit.queue(dead)
         rabbit.wait_for(dead, 1)
 
-    run, _, lines = listen(script=script, source=source(f"{rabbitmq.url(queue)}&attempts=1&dead={dead}"))
+    amqp = source(f"{rabbitmq.url(queue)}&attempts=1&dead={dead}")
+    assert isinstance(amqp, AmqpSource)
+    run, _, lines = listen(script=script, source=amqp)
     assert (run.received, run.rejected) == (3, {"Malformed": 1})
     assert sum("NoSuchQueue" in line for line in lines) == 1
     assert not any("trying again" in line for line in lines)

@@ -19,7 +19,7 @@ from tests.chaos.proxy import Proxy
 from tests.queues.broker import free_port, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ def test_poison_keeps_its_budget_without_a_delay_queue(rabbitmq, rabbit, open_so
     assert attempts == [1, 2, 3]
 
 
-def receive_past_asides(source: AmqpSource) -> list[Received]:
+def receive_past_asides(source: AmqpSource) -> Sequence[Received]:
     """The next messages, whatever cannot be moved meanwhile."""
     while True:
         try:
