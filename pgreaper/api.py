@@ -452,11 +452,13 @@ class Reaper:
         """
         :meth:`expire_batch`, and :meth:`claim_batch` in the same transaction: one commit and one answer less.
 
-        The claim is made only when every hold was expired; whatever either of the two raises undoes both.
+        The claim is made only when every hold was expired and nobody else has a claim of the policy: claims take
+        turns, and one that waits for its turn at the end of a transition keeps the others waiting longer than
+        one by itself.  Whatever either of the two raises undoes both.
         """
         rescan = False
         ((outcomes, counts, *claimed),) = self._query(
-            _EXPIRE_AND_CLAIM, token, None, policy, batch, worker, rescan, session, skew
+            _EXPIRE_AND_CLAIM, token, None, policy, batch, worker, rescan, session, skew, policy, token
         )
         settled = Counter(dict(zip(outcomes or (), counts or (), strict=True)))
         return settled, None if claimed[0] is None else Batch(*claimed)
@@ -1116,7 +1118,10 @@ _EXPIRE_AND_CLAIM = (
     " left join lateral ("
     "select token, count(*) as holds, max(claim_until) as claim_until, max(attempt) as attempt"
     + _CLAIM
-    + " where s.outcomes = '{expired}'::text[] group by token) as c on true"
+    + " where s.outcomes = '{expired}'::text[] and not exists ("
+    "select from pgreaper.claims as o join pgreaper.policies as p on p.policy_id = o.policy_id"
+    " where p.name = %s::text and o.finished_at is null and o.token <> %s::uuid)"
+    " group by token) as c on true"
 )
 
 

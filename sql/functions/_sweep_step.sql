@@ -53,9 +53,17 @@ begin
   v_target := case when v_version = (_sweep_step.target).version then _sweep_step.target
                    else pgreaper._target(v_policy, _sweep_step.search_path, version => v_version) end;
   v_step.target := v_target;
-  -- Sweeps that run side by side meet the same holds, so only one of them goes straight to the update; the others lock
-  -- first, and skip what it has.
-  v_target.bare := v_target.bare and pg_try_advisory_xact_lock(c_sweep, v_policy.policy_id);
+  -- Sweeps that run side by side meet the same holds.  Then each locks first, and skips what another has; only one that is
+  -- alone goes straight to the update.  Who comes to it waits for the end of its step, so that it notices.
+  if v_target.bare and not pg_try_advisory_xact_lock(c_sweep, v_policy.policy_id) then
+    v_target.bare := false;
+    begin
+      perform pg_advisory_xact_lock_shared(c_sweep, v_policy.policy_id);
+    exception
+      when lock_not_available then
+        null;
+    end;
+  end if;
   select c as cursor,
          exists (select from pgreaper.claims as l where l.policy_id = c.policy_id and l.finished_at is null) as leased,
          exists (select from pgreaper.failures as f where f.policy_id = c.policy_id) as failed
