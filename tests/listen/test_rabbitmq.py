@@ -93,6 +93,9 @@ def test_poison_without_a_dead_letter_queue(holds, listen, rabbitmq, rabbit):
     queue, dead = rabbit.queue(), rabbit.queue()
     holds.due(2)
     holds.register()
+    amqp = source(f"{rabbitmq.url(queue)}&attempts=1&dead={dead}")
+    assert isinstance(amqp, AmqpSource)
+    ways = amqp._ways
 
     def script(beside):
         rabbit.publish(queue, command(1))
@@ -102,12 +105,10 @@ def test_poison_without_a_dead_letter_queue(holds, listen, rabbitmq, rabbit):
         beside.hears(f"no command can be moved to queue {dead}: NoSuchQueue")
         rabbit.publish(queue, command(2))
         beside.wait_for(lambda: len(beside.queue.of("done")) == 2)
-        beside.wait_for(lambda: amqp._ways[dead].failures > 1)
+        beside.wait_for(lambda: ways[dead].failures > 1)
         rabbit.queue(dead)
         rabbit.wait_for(dead, 1)
 
-    amqp = source(f"{rabbitmq.url(queue)}&attempts=1&dead={dead}")
-    assert isinstance(amqp, AmqpSource)
     run, _, lines = listen(script=script, source=amqp)
     assert (run.received, run.rejected) == (3, {"Malformed": 1})
     assert sum("NoSuchQueue" in line for line in lines) == 1

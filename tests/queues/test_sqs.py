@@ -271,7 +271,8 @@ def test_commands_are_received_done_and_gone(aws, open_source):
     assert aws.counts(queue) == (0, 25)
     source.done(received)
     assert aws.counts(queue) == (0, 0)
-    assert [len(call["Entries"]) for call in aws.front.asked("DeleteMessageBatch")] == [10, 10, 5]
+    # Several calls are under way at once, in no order.
+    assert sorted(len(call["Entries"]) for call in aws.front.asked("DeleteMessageBatch")) == [5, 10, 10]
 
 
 def test_no_more_than_the_limit(aws, open_source):
