@@ -28,6 +28,7 @@ set search_path = pg_catalog, pg_temp
 as $function$
 declare
   c_sweep constant integer := 1919377517;
+  c_beside constant integer := 3;
   v_policy constant pgreaper.policies := pgreaper._policy(_sweep_step.policy);
   v_wanted integer := least(pgreaper._batch_size(v_policy, _sweep_step.batch), _sweep_step.remaining);
   v_now constant timestamptz := pgreaper._clock();
@@ -54,8 +55,14 @@ begin
                    else pgreaper._target(v_policy, _sweep_step.search_path, version => v_version) end;
   v_step.target := v_target;
   -- Sweeps that run side by side meet the same holds.  Then each locks first, and skips what another has; only one that is
-  -- alone goes straight to the update.  Who comes to it waits for the end of its step, so that it notices.
-  if v_target.bare and not pg_try_advisory_xact_lock(c_sweep, v_policy.policy_id) then
+  -- alone goes straight to the update.  Who comes to it waits for the end of its step, so that it notices.  Many at once would
+  -- do little but skip: those beyond a few wait until another is through.
+  if not pg_try_advisory_xact_lock(c_sweep, v_policy.policy_id) then
+    if not exists (select from generate_series(1, c_beside) as s (slot)
+                    where pg_try_advisory_xact_lock(c_sweep + s.slot, v_policy.policy_id) limit 1) then
+      v_step.more := true;
+      return v_step;
+    end if;
     v_target.bare := false;
     begin
       perform pg_advisory_xact_lock_shared(c_sweep, v_policy.policy_id);
