@@ -245,8 +245,10 @@ def test_c062_events_to_a_queue_say_nothing(db, planted, pgreaper, in_process, f
     db.execute(plain.replace("%s", f"'handler' and public.peeks('{code}', email)"))
     relay = ("relay", "handler", "--to", "stdout:", "--once", "--log-format", form)
     run = pgreaper(*relay, "--payload", "email")
-    assert (run.code != 0, run.out) == (True, "")
+    # A wait for a lock is the server's trouble; what else a row raises is its own event's, which is tried again.
+    assert (run.code != 0, run.out) == (code == "55P03", "")
     assert not found(said(run)), run
+    db.execute("update pgreaper.undelivered set not_before = now()")
     nobody = pgreaper("relay", "handler", "--to", "amqp://u:s3cr3t-queue@127.0.0.1:1/?queue=q", "--once", "--json")
     assert (nobody.code, found(said(nobody))) == (75, set()), nobody
     for command in (("list",), ("dead",), ("resend", "handler", "--all"), ("remove", "handler")):
