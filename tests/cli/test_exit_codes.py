@@ -70,7 +70,8 @@ TABLE = {
     "work": Row("holds", "exit_code ended worker seconds reconnects outcomes policies error", unknown=2, reading=75),
     "listen": Row(
         "--once --from=stdin:",
-        "exit_code ended listener source seconds reconnects received done put_off lost rejected outcomes policies error",
+        "exit_code ended listener source seconds reconnects received done put_off lost rejected outcomes policies"
+        " error",
         reading=75,
     ),
     "relay": Row(
