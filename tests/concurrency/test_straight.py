@@ -203,3 +203,61 @@ def test_a_role_from_which_rows_are_hidden_is_another_version(three: Holds, db: 
         assert rows(db, version) != before
     finally:
         db.execute("reset role; drop owned by reaper_of_version; drop role reaper_of_version")
+
+
+# What _sweep_step tries; the numbers that follow are the places beside the first.
+SWEEP = 1919377517
+PLACE = f"select pg_advisory_lock{{}}({SWEEP} + %s, policy_id) from pgreaper.policies"
+
+
+def test_sweeps_side_by_side_lock_first(three: Holds, db: Connection, session: Callable[..., Session]):
+    """Straight updates of the same holds would wait for one another; a sweep that is alone goes straight."""
+    db.execute("create table straight ()")
+    Fault(
+        "told", "_write", "if target.bare then", "if target.bare then insert into public.straight default values;"
+    ).plant(db)
+    neighbour = session()
+    neighbour.run(PLACE.format(""), 0)
+    db.execute("call pgreaper.reaper_sweep('holds')")
+    assert three.states() == dict.fromkeys((1, 2, 3), "expired")
+    assert rows(db, "select * from straight") == []
+
+    neighbour.run("select pg_advisory_unlock_all()")
+    three.due(2)
+    db.execute("call pgreaper.reaper_sweep('holds')")
+    assert rows(db, "select 1 as here from straight limit 1")
+    assert set(three.states().values()) == {"expired"}
+
+
+def test_a_sweep_is_noticed_by_the_one_that_went_straight(three: Holds, session: Callable[..., Session]):
+    """It takes the same lock, shared, for as long as its step lasts: whoever wants to be alone then is not."""
+    neighbour, reaper = session(autocommit=False), session(autocommit=False)
+    neighbour.run(PLACE.format("_shared"), 0)
+    reaper.run("select (pgreaper._sweep_step('holds', 10, 10, 'w', pgreaper._clock(), null)).expired")
+    shared = rows(
+        neighbour.connection,
+        "select count(*) as n from pg_locks where locktype = 'advisory' and classid = %s and mode = 'ShareLock'",
+        SWEEP,
+    )
+    assert shared == [{"n": 2}]
+
+
+def test_more_sweeps_than_have_room_wait_until_one_is_through(
+    three: Holds, db: Connection, session: Callable[..., Session]
+):
+    """They would do little but skip what the others have; no hold is lost for it."""
+    neighbour = session()
+    for place in range(4):
+        neighbour.run(PLACE.format(""), place)
+    step = "select (s).more, (s).taken from pgreaper._sweep_step('holds', 10, 10, 'w', pgreaper._clock(), null) as s"
+    assert rows(db, step) == [{"more": True, "taken": 0}]
+    late = session()
+    answer = late.start("call pgreaper.reaper_sweep('holds')")
+    asleep = "select 1 as here from pg_stat_activity where pid = %s and wait_event = 'PgSleep'"
+    until = time.monotonic() + 30
+    while not rows(db, asleep, late.pid):
+        assert time.monotonic() < until
+    assert three.states() == dict.fromkeys((1, 2, 3), "held")
+    neighbour.run("select pg_advisory_unlock_all()")
+    answer.result(timeout=30)
+    assert three.states() == dict.fromkeys((1, 2, 3), "expired")
