@@ -191,6 +191,9 @@ def test_dead_letters_behind_the_cursor_cost_a_probe_nothing(core, many):
     before = core.value(read)
     core.do(*["select pgreaper.reaper_next_due('p')"] * 10)  # from the sixth on with a plan for any parameters
     assert core.value(read) - before <= 30
+    before = core.value(read)
+    core.do(*["select pgreaper._taken(policy_id, now() - interval '1 day') from pgreaper.policies"] * 10)
+    assert core.value(read) - before <= 10
 
 
 def test_dead_letters_before_what_is_free_are_read_as_a_whole(committed, core, holds):
