@@ -45,7 +45,7 @@ from pgreaper.errors import (
 from pgreaper.logs import ERROR, EXAMPLES, INFO, WARNING, Event, Log
 from pgreaper.queues import Received, Source, Trouble
 from pgreaper.records import Command
-from pgreaper.session import REPORT_EVERY, Session, Stop, Stopped, backoff
+from pgreaper.session import REPORT_EVERY, Ending, Session, Stop, Stopped, backoff
 from pgreaper.text import count, duration, plural, visible
 
 VISIBILITY: Final = 60.0
@@ -174,13 +174,12 @@ class PolicyRun:
 
 
 @dataclass(slots=True)
-class Run:
+class Run(Ending):
     """
     What a run did: messages that were received, acknowledged (``done``), put off and ``rejected``, by reason.
 
-    ``ended`` is ``drained``, ``max-seconds``, ``signal``, ``unavailable`` or ``failed``; ``trouble`` is the error that
-    ended it, if one did.  ``lost`` are messages that were not done and that no queue has.  ``left_with`` is the exit
-    code of a run that was left behind: its main thread hangs.
+    ``ended`` is ``drained``, ``max-seconds``, ``signal``, ``unavailable`` or ``failed``.  ``lost`` are
+    messages that were not done and that no queue has.
     """
 
     listener: str
@@ -191,13 +190,6 @@ class Run:
     lost: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     policies: dict[str, PolicyRun] = field(default_factory=dict)
-    ended: str = "drained"
-    seconds: float = 0.0
-    reconnects: int = 0
-    trouble: ReaperError | None = None
-    signal: int | None = None
-    forced: bool = False
-    left_with: int | None = None
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -207,14 +199,8 @@ class Run:
     @property
     def exit_code(self) -> int:
         """0 all went well or nothing came, 1 something failed, 75 the environment did, 128 + n two signals."""
-        if self.left_with is not None:
-            return self.left_with
-        if self.forced and self.signal is not None:
-            return 128 + self.signal
-        if self.ended == "signal":
-            return 0
-        if self.trouble is not None:
-            return self.trouble.exit_code
+        if self.decided is not None:
+            return self.decided
         broken = [p for p in self.policies.values() if p.failed]
         if self.rejected or any(p.outcomes[RETRY] + p.outcomes[DEAD_LETTER] for p in broken):
             return 1

@@ -33,6 +33,7 @@ from pgreaper.errors import (
     InvalidInput,
     LeaseLost,
     QueryCancelled,
+    QueueUnavailable,
     ReaperError,
     StatementTimeout,
     UnknownPolicy,
@@ -40,7 +41,7 @@ from pgreaper.errors import (
 from pgreaper.handlers import idempotency_key
 from pgreaper.logs import DEBUG, ERROR, EXAMPLES, INFO, WARNING, Event, Log
 from pgreaper.queues import Message, Refusal, Sent, Sink
-from pgreaper.session import REPORT_EVERY, Session, Stop, Stopped, backoff
+from pgreaper.session import REPORT_EVERY, Ending, Session, Stop, Stopped, backoff
 from pgreaper.text import count, duration, plural, visible
 
 if TYPE_CHECKING:
@@ -79,13 +80,6 @@ _CONTENT_TYPE: Final = "application/json"
 _LONGEST_REST: Final = 3600.0
 
 
-class SinkTrouble(ReaperError):
-    """The queue cannot be reached or takes nothing: nothing is lost, try later."""
-
-    exit_code = 75
-    code = "queue-unavailable"
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """
@@ -109,7 +103,7 @@ class Settings:
 
 
 @dataclass(slots=True)
-class RelayRun:
+class RelayRun(Ending):
     """
     What a run did.
 
@@ -140,25 +134,12 @@ class RelayRun:
     leased_until: datetime | None = None
     reasons: Counter[str] = field(default_factory=Counter)
     troubles: int = 0
-    ended: str = "drained"
-    seconds: float = 0.0
-    reconnects: int = 0
-    trouble: ReaperError | None = None
-    signal: int | None = None
-    forced: bool = False
-    left_with: int | None = None
 
     @property
     def exit_code(self) -> int:
         """0 all went well, 1 events were given up, 75 the queue or the database did, 128 + n two signals."""
-        if self.left_with is not None:
-            return self.left_with
-        if self.forced and self.signal is not None:
-            return 128 + self.signal
-        if self.ended == "signal":
-            return 0
-        if self.trouble is not None:
-            return self.trouble.exit_code
+        if self.decided is not None:
+            return self.decided
         return 1 if self.dead else 0
 
 
@@ -380,7 +361,7 @@ class Relay:
                 self._begin()
                 try:
                     self._loop()
-                except SinkTrouble as trouble:
+                except QueueUnavailable as trouble:
                     self.result.trouble, self.result.ended = trouble, "trouble"
                 except ReaperError as trouble:
                     self.result.trouble = trouble
@@ -468,7 +449,7 @@ class Relay:
                 if events:
                     self._deliver(events, began)
                 self._fine()
-            except (SinkTrouble, UnknownPolicy):
+            except (QueueUnavailable, UnknownPolicy):
                 raise  # The relay was removed meanwhile.
             except ReaperError as error:
                 if self._session.is_lost(error):
@@ -503,7 +484,8 @@ class Relay:
         """
         There is nothing to begin with: ask the queue all the same whether it would take events, where it can be asked.
 
-        A wrong password is found by the first run, and not by the first event.  Raises SinkTrouble in a run that ends.
+        A wrong password is found by the first run, and not by the first event.  Raises QueueUnavailable in a run
+        that ends.
         """
         if self._asked:
             return
@@ -526,8 +508,8 @@ class Relay:
             )
         )
 
-    def _refused(self, error_class: str) -> SinkTrouble:
-        return SinkTrouble(
+    def _refused(self, error_class: str) -> QueueUnavailable:
+        return QueueUnavailable(
             f"{self._to} does not take events now: {error_class}",
             hint="Nothing is lost: the next run sends what was not confirmed.",
         )
@@ -696,7 +678,7 @@ class Relay:
         )
 
     def _deliver(self, events: "list[RelayEvent]", began: float) -> None:
-        """Send a leased batch and tell the database what became of it.  Raises SinkTrouble in a run that ends."""
+        """Send a leased batch and tell the database what became of it.  Raises QueueUnavailable in a run that ends."""
         token = events[0].token
         self.result.batches += 1
         self._asked = True

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import FrameType
 from typing import Any, Final, TypeVar
@@ -62,6 +63,35 @@ _COMPARE_EVERY: Final = 60.0
 _SKEW_TOLERATED: Final = 1.0
 # While connecting nothing is held, so there is nothing to wait for.
 _CONNECT_GRACE: Final = 1.5
+
+
+@dataclass(slots=True, kw_only=True)
+class Ending:
+    """
+    How a run of the worker, the listener or the relay came to its end.
+
+    ``trouble`` is the error that ended it, if one did.  ``left_with`` is the exit code of a run that was left
+    behind: its main thread hangs.
+    """
+
+    ended: str = "drained"
+    seconds: float = 0.0
+    reconnects: int = 0
+    trouble: ReaperError | None = None
+    signal: int | None = None
+    forced: bool = False
+    left_with: int | None = None
+
+    @property
+    def decided(self) -> int | None:
+        """The exit code, where the end decides it and not what was done: 128 + n after two signals."""
+        if self.left_with is not None:
+            return self.left_with
+        if self.forced and self.signal is not None:
+            return 128 + self.signal
+        if self.ended == "signal":
+            return 0
+        return None if self.trouble is None else self.trouble.exit_code
 
 
 class Stopped(BaseException):
