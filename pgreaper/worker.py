@@ -13,6 +13,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -35,7 +36,7 @@ from pgreaper.errors import (
     WrongTransaction,
 )
 from pgreaper.logs import DEBUG, ERROR, EXAMPLES, INFO, WARNING, Event, Log
-from pgreaper.session import BUSY_TRIES, REPORT_EVERY, Session, Stop, Stopped, backoff, pause
+from pgreaper.session import BUSY_TRIES, REPORT_EVERY, Ending, Session, Stop, Stopped, backoff, pause
 from pgreaper.text import count, duration, key, plural, visible
 
 if TYPE_CHECKING:
@@ -136,24 +137,15 @@ class PolicyRun:
 
 
 @dataclass(slots=True)
-class Run:
+class Run(Ending):
     """
     What a run did.
 
-    ``ended`` is ``drained``, ``once``, ``max-rows``, ``max-seconds``, ``signal``, ``unavailable`` or ``failed``;
-    ``trouble`` is the error that ended it, if one did.  ``left_with`` is the exit code of a run that was left
-    behind: its main thread hangs.
+    ``ended`` is ``drained``, ``once``, ``max-rows``, ``max-seconds``, ``signal``, ``unavailable`` or ``failed``.
     """
 
     worker: str
     policies: dict[str, PolicyRun] = field(default_factory=dict)
-    ended: str = "drained"
-    seconds: float = 0.0
-    reconnects: int = 0
-    trouble: ReaperError | None = None
-    signal: int | None = None
-    forced: bool = False
-    left_with: int | None = None
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -168,14 +160,8 @@ class Run:
     @property
     def exit_code(self) -> int:
         """0 all went well or nothing was due, 1 something failed, 75 the environment did, 128 + n two signals."""
-        if self.left_with is not None:
-            return self.left_with
-        if self.forced and self.signal is not None:
-            return 128 + self.signal
-        if self.ended == "signal":
-            return 0
-        if self.trouble is not None:
-            return self.trouble.exit_code
+        if self.decided is not None:
+            return self.decided
         broken = [p for p in self.policies.values() if p.failed]
         later = DatabaseUnavailable.exit_code
         if broken and all(p.error is not None and p.error.exit_code == later and not p.outcomes[DEAD_LETTER]
@@ -855,11 +841,11 @@ class Worker:
         """Expire a claim, through deadlocks and a lost connection: asking again is safe, but not for ever."""
         blamed = False
         losses = 0
-        size = self._goes_on_with(turn, batch)
+        ahead = self._claims_ahead(turn, batch)
         lost: int | None = None
         while True:
             try:
-                if size > 0:
+                if ahead:
                     outcomes, turn.ahead = self._session.call(
                         lambda r: r.expire_batch_and_claim(
                             batch.token, turn.policy, batch=turn.asked, worker=self.name,
@@ -869,11 +855,12 @@ class Worker:
                     return outcomes
                 outcomes = self._session.patiently(lambda r: r.expire_batch(batch.token))
                 if lost is not None:
-                    self._session.patiently(lambda r, pid=lost: r.release_ahead(pid, self.name))  # type: ignore[misc]
+                    with suppress(ReaperError):  # its lease lapses; this batch is settled all the same
+                        self._session.patiently(lambda r, pid=lost: r.release_ahead(pid, self.name))  # type: ignore[misc]
                 return outcomes
             except ReaperError as trouble:
-                if size > 0:
-                    size = 0
+                if ahead:
+                    ahead = False
                     if not self._session.is_lost(trouble):
                         continue  # Whichever of the two it was: alone, the transition tells.
                     lost = self._session.server.backend_pid if self._session.server else None
@@ -889,27 +876,21 @@ class Worker:
                     raise
                 self._session.reconnect(trouble)
 
-    def _goes_on_with(self, turn: _Turn, batch: Batch) -> int:
-        """How many holds to claim in the transaction that settles a batch; 0: to claim by itself, or not at all."""
-        if (
-            self._pool is not None
-            or not self._session.is_direct
-            or not turn.quick
-            or self.settings.once
-            or self._stop.requested
-            or batch.attempt > 1
-            or batch.holds < turn.asked
-            or turn.asked != turn.batch
-            or (self.settings.daemon and turn.wants_rescan(time.monotonic()))
-            or self._ready() not in ([], [turn])  # The others have waited.
-        ):
-            return 0
-        if (
-            self.settings.max_rows is not None
-            and self.settings.max_rows - self.result.expired - batch.holds < turn.asked
-        ):
-            return 0
-        return turn.asked
+    def _claims_ahead(self, turn: _Turn, batch: Batch) -> bool:
+        """Whether to claim the next batch, as large as this one, in the transaction that settles it."""
+        rows = self.settings.max_rows
+        return (
+            self._pool is None
+            and self._session.is_direct
+            and turn.quick
+            and not self.settings.once
+            and not self._stop.requested
+            and batch.attempt == 1
+            and batch.holds >= turn.asked == turn.batch
+            and (rows is None or rows - self.result.expired - batch.holds >= turn.asked)
+            and not (self.settings.daemon and turn.wants_rescan(time.monotonic()))
+            and self._ready() in ([], [turn])  # Others would have waited.
+        )
 
     def _blame(self, turn: _Turn, batch: Batch) -> None:
         """A hold takes longer than a statement may, alone: that is its failure.  Its claim then ends without it."""
