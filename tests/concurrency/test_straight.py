@@ -205,6 +205,17 @@ def test_a_role_from_which_rows_are_hidden_is_another_version(three: Holds, db: 
         db.execute("reset role; drop owned by reaper_of_version; drop role reaper_of_version")
 
 
+def test_a_key_alone_that_a_child_refers_to_is_no_locked_one(
+    three: Holds, db: Connection, session: Callable[..., Session]
+):
+    """An open insert of a child marks the row; the careful statement knows better, and has its turn."""
+    db.execute("create table seats (hold bigint references holds)")
+    application = session(autocommit=False)
+    application.run("insert into seats values (2)")
+    answer = rows(db, "select key, outcome from pgreaper.reaper_expire_keys('holds', '{2}')")
+    assert answer == [{"key": "2", "outcome": "expired"}]
+
+
 # What _sweep_step tries; the numbers that follow are the places beside the first.
 SWEEP = 1919377517
 PLACE = f"select pg_advisory_lock{{}}({SWEEP} + %s, policy_id) from pgreaper.policies"
