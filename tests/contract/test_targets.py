@@ -50,6 +50,28 @@ def test_range_partitions_with_claim_sweep_and_conflicts(committed, core, by_dea
     assert states(core) == {1: "consumed", 3: "held"} | dict.fromkeys(range(4, 21), "expired")
 
 
+@pytest.mark.parametrize("way", ["claim", "sweep"])
+@pytest.mark.parametrize("table", ["things", "things_2020"])
+def test_a_trigger_that_brings_a_hold_back_is_found_on_a_partition_too(committed, core, by_deadline, table, way):
+    """Of the parent's or of one partition's own: its hold fails alone, the others expire, and nothing goes round."""
+    core.do(
+        "insert into things values (1, 'held', '2020-06-01Z'), (2, 'held', '2020-06-02Z'), (3, 'held', '2021-06-01Z')",
+        "create function again() returns trigger language plpgsql as"
+        " $$ begin update public.things set status = 'held' where id = new.id; return null; end $$",
+        f"create trigger again after update on {table} for each row"
+        " when (new.id = 2 and new.status = 'expired') execute function again()",
+    )
+    core.register(target="things")
+    second = '["2", "2020-06-02T00:00:00"]'
+    if way == "claim":
+        outcomes = core.expire(core.claim()[0].token)
+        assert [key for key, (outcome, _) in outcomes.items() if outcome == "dead-letter"] == [second]
+    else:
+        core.do("call pgreaper.reaper_sweep()")
+    assert states(core) == {1: "expired", 2: "held", 3: "expired"}
+    assert core.column("select key from pgreaper.dead_letters") == [second]
+
+
 def test_c056_a_partition_is_detached_and_dropped_while_rows_are_leased(committed, core, by_deadline):
     """DETACH is not kept waiting; the rows are reported gone and nothing stays behind in the books."""
     core.do(
