@@ -204,7 +204,7 @@ def test_a_hold_that_outlasts_the_timeout_alone_is_charged_alone(db, holds, work
     bad = ids[7]
     holds.register(max_attempts=2, batch=16)
     on_update(db, f"if new.id = {bad} then perform pg_sleep(5); end if;")
-    limit(db, timeout, "200ms")
+    limit(db, timeout, "400ms")
 
     run, lines = work(**how)
 

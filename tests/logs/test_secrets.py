@@ -19,6 +19,7 @@ import pytest
 from pgreaper.cli import COMMANDS, main
 from pgreaper.embedded import Cluster
 from tests.cli.conftest import PGREAPER, Result, environment, in_process, pgreaper, start, wait_until  # noqa: F401
+from tests.queues.broker import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -287,7 +288,7 @@ def test_c062_a_handler_that_ends_the_process_says_nothing(db, planted, handlers
 @pytest.fixture(scope="module")
 def locked_server() -> Iterator[Cluster]:
     """A server that wants a password over TCP."""
-    with Cluster(settings={"listen_addresses": "127.0.0.1", "fsync": False}) as cluster:
+    with Cluster(settings={"listen_addresses": "127.0.0.1", "port": free_port(), "fsync": False}) as cluster:
         yield cluster
 
 
