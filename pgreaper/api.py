@@ -406,11 +406,8 @@ class Reaper:
         skew: timedelta | None = None,
     ) -> Batch | None:
         """:meth:`claim` for whoever needs no keys: one row comes back, or None when there is nothing to do."""
-        rows = self._query(
-            "select token, count(*), max(claim_until), max(attempt)" + _CLAIM + " group by token",
-            policy, batch, worker, rescan, session, skew,
-        )  # fmt: skip
-        return Batch(*rows[0]) if rows else None
+        (claimed,) = self._query(_CLAIM_BATCH, policy, batch, worker, rescan, session, skew)
+        return None if claimed[0] is None else Batch(*claimed)
 
     def expire(self, token: UUID, *, keys: Sequence[str] | None = None) -> "list[Outcome]":
         """
@@ -425,7 +422,7 @@ class Reaper:
 
     def expire_batch(self, token: UUID) -> Counter[str]:
         """:meth:`expire` of a whole claim for whoever needs no keys: how many holds had which outcome."""
-        return Counter(dict(self._query("select outcome, count(*)" + _EXPIRE + " group by outcome", token, None)))
+        return self.expire_batch_and_claim(token, batch=None)[0]
 
     def expire_keys(self, policy: str, keys: Sequence[str], *, worker: str | None = None) -> "list[Command]":
         """
@@ -446,21 +443,16 @@ class Reaper:
         ]  # fmt: skip
 
     def expire_batch_and_claim(
-        self, token: UUID, policy: str, *, batch: int, worker: str | None = None, session: bool = False,
-        skew: timedelta | None = None,
-    ) -> tuple[Counter[str], Batch | None]:  # fmt: skip
+        self, token: UUID, *, batch: int | None, session: bool = False, skew: timedelta | None = None
+    ) -> tuple[Counter[str], Batch | None]:
         """
-        :meth:`expire_batch`, and :meth:`claim_batch` in the same transaction: one commit and one answer less.
+        :meth:`expire_batch`, and :meth:`claim_batch` in the same transaction, for the same policy and worker.
 
-        The claim is made only when every hold was expired and nobody else has a claim of the policy: claims take
-        turns, and one that waits for its turn at the end of a transition keeps the others waiting longer than
-        one by itself.  Whatever either of the two raises undoes both.
+        The claim, of ``batch`` holds, is made only when every hold was expired and nobody else has a claim of the
+        policy.  Whatever either of the two raises undoes both.
         """
-        rescan = False
-        ((outcomes, counts, *claimed),) = self._query(
-            _EXPIRE_AND_CLAIM, token, None, policy, batch, worker, rescan, session, skew, policy, token
-        )
-        settled = Counter(dict(zip(outcomes or (), counts or (), strict=True)))
+        ((outcomes, counts, *claimed),) = self._query(_EXPIRE_BATCH, token, batch, session, skew)
+        settled = Counter(dict(zip(outcomes, counts, strict=True)))
         return settled, None if claimed[0] is None else Batch(*claimed)
 
     def release_ahead(self, session_pid: int, worker: str) -> int:
@@ -1104,24 +1096,17 @@ def _version(text: str) -> tuple[int, int]:
     return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (-1, 0)
 
 
-_CLAIM = (
-    " from pgreaper.reaper_claim(policy => %s::text, batch => %s::integer, worker => %s::text,"
+_CLAIM_ARGUMENTS = (
+    "(policy => %s::text, batch => %s::integer, worker => %s::text,"
     " rescan => %s::boolean, session => %s::boolean, skew => %s::interval)"
 )
+_CLAIM = " from pgreaper.reaper_claim" + _CLAIM_ARGUMENTS
+_CLAIM_BATCH = "select token, holds, claim_until, attempt from pgreaper.reaper_claim_batch" + _CLAIM_ARGUMENTS
 _ANSWER = "select key, outcome, state, deadline, constraint_name from pgreaper."
 _EXPIRE = " from pgreaper.reaper_expire(token => %s::uuid, keys => %s::text[])"
-# LATERAL, so that the claim comes second.
-_EXPIRE_AND_CLAIM = (
-    "with settled as materialized (select outcome, count(*) as holds" + _EXPIRE + " group by outcome)"  # noqa: S608
-    " select s.outcomes, s.counts, c.token, c.holds, c.claim_until, c.attempt"
-    " from (select array_agg(outcome) as outcomes, array_agg(holds) as counts from settled) as s"
-    " left join lateral ("
-    "select token, count(*) as holds, max(claim_until) as claim_until, max(attempt) as attempt"
-    + _CLAIM
-    + " where s.outcomes = '{expired}'::text[] and not exists ("
-    "select from pgreaper.claims as o join pgreaper.policies as p on p.policy_id = o.policy_id"
-    " where p.name = %s::text and o.finished_at is null and o.token <> %s::uuid)"
-    " group by token) as c on true"
+_EXPIRE_BATCH = (
+    "select outcomes, counts, token, holds, claim_until, attempt from pgreaper.reaper_expire_batch("
+    "token => %s::uuid, next => %s::integer, session => %s::boolean, skew => %s::interval)"
 )
 
 

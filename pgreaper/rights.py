@@ -12,7 +12,8 @@ from typing import Final
 # The more a kind may, the later; a role that has the later one needs none before it.
 LEAST: Final = {
     "reaper_version": "reader", "reaper_history": "reader",
-    "reaper_preview": "worker", "reaper_claim": "worker", "reaper_expire": "worker", "reaper_fail": "worker",
+    "reaper_preview": "worker", "reaper_claim": "worker", "reaper_claim_batch": "worker",
+    "reaper_expire": "worker", "reaper_expire_batch": "worker", "reaper_fail": "worker",
     "reaper_renew": "worker", "reaper_release": "worker", "reaper_sweep": "worker", "reaper_next_due": "worker",
     "reaper_expire_keys": "worker",
     "reaper_relay": "worker", "reaper_fetch": "worker", "reaper_ack": "worker", "reaper_keep": "worker",

@@ -848,10 +848,9 @@ class Worker:
                 if ahead:
                     outcomes, turn.ahead = self._session.call(
                         lambda r: r.expire_batch_and_claim(
-                            batch.token, turn.policy, batch=turn.asked, worker=self.name,
-                            session=True, skew=self._session.skew,
+                            batch.token, batch=turn.asked, session=True, skew=self._session.skew
                         )
-                    )  # fmt: skip
+                    )
                     return outcomes
                 outcomes = self._session.patiently(lambda r: r.expire_batch(batch.token))
                 if lost is not None:

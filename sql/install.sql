@@ -28,7 +28,9 @@ set local search_path = pg_catalog, pg_temp;
 
 -- What functions return.
 \ir types/leased_hold.sql
+\ir types/leased_batch.sql
 \ir types/hold_outcome.sql
+\ir types/settled_batch.sql
 \ir types/hold_answer.sql
 \ir types/command_outcome.sql
 \ir types/failure_decision.sql
@@ -42,6 +44,8 @@ set local search_path = pg_catalog, pg_temp;
 \ir types/acknowledged.sql
 \ir types/_batch.sql
 \ir types/_target.sql
+\ir types/_leased.sql
+\ir types/_settled.sql
 \ir types/_step.sql
 \ir types/_hold.sql
 \ir types/_named_hold.sql
@@ -108,19 +112,25 @@ set local search_path = pg_catalog, pg_temp;
 -- The transition.
 \ir functions/_lock_strength.sql
 \ir functions/_row_lock.sql
+\ir functions/_running.sql
+\ir functions/_multixacts.sql
+\ir functions/_unshared.sql
 \ir functions/_unlocked.sql
 \ir functions/_write.sql
 \ir functions/_held_again.sql
 \ir functions/_attempt.sql
 \ir functions/_classify.sql
 \ir functions/_foreign_cancel.sql
-\ir functions/_locked.sql
 \ir functions/_transition.sql
 
 -- Claim and expire.
 \ir functions/_lease.sql
+\ir functions/_claim.sql
 \ir functions/reaper_claim.sql
+\ir functions/reaper_claim_batch.sql
+\ir functions/_expire.sql
 \ir functions/reaper_expire.sql
+\ir functions/reaper_expire_batch.sql
 \ir functions/reaper_fail.sql
 \ir functions/reaper_renew.sql
 \ir functions/reaper_release.sql

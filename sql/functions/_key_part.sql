@@ -17,11 +17,14 @@ declare
   v_base oid := _key_part.type_id;
   v_kind "char";
   v_category "char";
+  v_name text;
 begin
   -- A domain is spelled like its base type.
   loop
-    select t.typtype, t.typcategory, case when t.typtype = 'd' then t.typbasetype else v_base end
-      into v_kind, v_category, v_base
+    -- The name as _type_name() has it: of the column's own type.
+    select t.typtype, t.typcategory, case when t.typtype = 'd' then t.typbasetype else v_base end,
+           coalesce(v_name, format('%s.%I', t.typnamespace::regnamespace, t.typname))
+      into v_kind, v_category, v_base, v_name
       from pg_catalog.pg_type as t
      where t.oid = v_base;
     exit when v_kind <> 'd';
@@ -52,7 +55,7 @@ begin
       decode := null;
     else
       encode := '%1$s::pg_catalog.text';
-      decode := '(%1$s)::' || pgreaper._type_name(_key_part.type_id);
+      decode := '(%1$s)::' || v_name;
   end case;
 end;
 $function$;

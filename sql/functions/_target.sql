@@ -38,6 +38,8 @@ security invoker
 as $function$
 declare
   v_name constant text := format('%I.%I', policy.target_schema, policy.target_table);
+  -- Below it are the types that the server is built with: none is a domain, and all are in pg_catalog.
+  c_assigned constant oid := 10000;
   -- Column, bound, instant.
   c_due constant text := '%1$s operator(pg_catalog.<=) %2$s'
     ' and case when %1$s operator(pg_catalog.<=) %2$s then %3$s operator(pg_catalog.<=) $1 end';
@@ -88,21 +90,28 @@ begin
 
   select array_agg(a.attname),
          -- A domain is judged by what it is made of.
-         max(coalesce(nullif(t.typbasetype, 0), t.oid)) filter (where a.attname = policy.deadline_column),
-         max(coalesce(nullif(t.typbasetype, 0), t.oid)) filter (where a.attname = policy.stamp_column),
-         max(coalesce(nullif(t.typbasetype, 0), t.oid)) filter (where a.attname = policy.consumed_stamp_column),
+         max(coalesce(t.base, a.atttypid)) filter (where a.attname = policy.deadline_column),
+         max(coalesce(t.base, a.atttypid)) filter (where a.attname = policy.stamp_column),
+         max(coalesce(t.base, a.atttypid)) filter (where a.attname = policy.consumed_stamp_column),
          bool_or(a.attnotnull) filter (where a.attname = policy.stamp_column),
          bool_or(a.attgenerated <> '') filter (where a.attname = policy.deadline_column),
          array_agg(k.encode order by w.position) filter (where w.position <= v_key_size),
          array_agg(k.decode order by w.position) filter (where w.position <= v_key_size),
-         bool_or(t.typnamespace <> 'pg_catalog'::regnamespace and t.typtype <> 'e'),
+         bool_or(t.own),
          array_agg(format('h.%I', a.attname) order by w.position) filter (where w.position <= v_key_size)
     into v_found, v_deadline_type, v_stamp_type, v_consumed_type, v_not_null, v_generated, v_encode, v_decode, v_foreign, v_quoted
     from unnest(v_wanted) with ordinality as w (name, position)
-    join pg_catalog.pg_attribute as a
-      on a.attrelid = v_relation and a.attname = w.name and a.attnum > 0 and not a.attisdropped
-    join pg_catalog.pg_type as t on t.oid = a.atttypid
-    -- OFFSET keeps the condition inside, before the function.
+    -- Asked in every call: all columns at once, and nothing about types that the server is built with.  OFFSET keeps each of these
+    -- as it stands.
+    join (
+      select a.attname, a.atttypid, a.attnotnull, a.attgenerated
+        from pg_catalog.pg_attribute as a
+       where a.attrelid = v_relation and a.attnum > 0 and not a.attisdropped offset 0
+    ) as a on a.attname = w.name
+    left join lateral (
+      select nullif(t.typbasetype, 0) as base, t.typnamespace <> 'pg_catalog'::regnamespace and t.typtype <> 'e' as own
+        from pg_catalog.pg_type as t where t.oid = a.atttypid and a.atttypid >= c_assigned offset 0
+    ) as t on true
     left join lateral (
       select p.encode, p.decode from pgreaper._key_part(a.atttypid) as p where w.position <= v_key_size offset 0
     ) as k on true;

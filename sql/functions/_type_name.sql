@@ -7,9 +7,9 @@ language sql
 stable
 security invoker
 as $function$
-  select format('%I.%I', n.nspname, t.typname)
+  -- A namespace as text is quoted where that is needed.
+  select format('%s.%I', t.typnamespace::regnamespace, t.typname)
     from pg_catalog.pg_type as t
-    join pg_catalog.pg_namespace as n on n.oid = t.typnamespace
    where t.oid = _type_name.type_id;
 $function$;
 

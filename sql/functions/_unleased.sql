@@ -25,7 +25,7 @@ as $function$
     -- IS NOT TRUE and not NOT: the negated form is not hashed everywhere.
     ' where (s.key operator(pg_catalog.=) any ($3)) is not true',
     target.key, target.deadline,
-    case when _unleased.locked and target.plain then pgreaper._locked() else 'null::pg_catalog.bool' end,
+    case when _unleased.locked and target.plain then 'not ' || pgreaper._unlocked() else 'null::pg_catalog.bool' end,
     target.relation, target.held, target.due,
     case when _unleased.beyond then target.beyond else 'true' end,
     target.deadline_order);

@@ -1,41 +1,22 @@
--- _unlocked: those of these rows that no transaction under way has locked, by the marks (xmax) they bear.
+-- _unlocked: the SQL condition that no transaction under way has the row h of a plain table locked; reads, locks nothing.
 --
--- A mark is the number of a transaction, or of a list of them (a multixact) where several share a lock;
--- a row does not say which of the two, so a list is asked for where there is one of that number.
--- Most rows never bore one; others bear one of long ago, of the child that was inserted with a key to them.
-create function pgreaper._unlocked(tids tid[], marks xid[])
-returns tid[]
-language plpgsql
-volatile
-strict
+-- A transaction marks a row that it writes or locks with its own number (xmax). Where several share the lock the mark is the
+-- number of the list of them, a multixact: a row does not say which of the two it is, so a list is asked for only where there
+-- is one of that number.
+--
+-- Most rows never bore a mark; others bear one of long ago, of the child that was inserted with a key to them.  So
+-- nothing is looked up before the first row that has one, and then once for the statement.
+create function pgreaper._unlocked()
+returns text
+language sql
+immutable
 security invoker
-set search_path = pg_catalog, pg_temp
 as $function$
-declare
-  v_running xid[];
-  v_oldest integer;
-begin
-  if '0' = all (_unlocked.marks) then
-    return _unlocked.tids;
-  end if;
-
-  v_running := array(
-    select l.transactionid from pg_catalog.pg_locks as l
-     where l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and l.granted);
-  v_oldest := (select max(mxid_age(d.datminmxid)) from pg_catalog.pg_database as d);
-
-  return array(
-    select r.tid
-      from unnest(_unlocked.tids, _unlocked.marks) as r (tid, mark)
-     where case
-             when r.mark = '0' then true
-             when r.mark = any (v_running) then false
-             when mxid_age(r.mark) between 1 and v_oldest
-               then not exists (select from pg_get_multixact_members(r.mark) as m (xid, mode) where m.xid = any (v_running))
-             else true
-           end
-  );
-end;
+  select '(h.xmax operator(pg_catalog.=) ''0'''
+         ' or h.xmax operator(pg_catalog.<>) all ((select pgreaper._running())::pg_catalog.xid[])'
+         ' and (pg_catalog.mxid_age(h.xmax) operator(pg_catalog.<) 1'
+         '      or pg_catalog.mxid_age(h.xmax) operator(pg_catalog.>) (select pgreaper._multixacts())'
+         '      or pgreaper._unshared(h.xmax, (select pgreaper._running()))))';
 $function$;
 
-comment on function pgreaper._unlocked(tid[], xid[]) is 'Those rows that no transaction under way has locked, by the marks they bear.';
+comment on function pgreaper._unlocked() is 'The SQL condition that no transaction under way has the row h locked.';

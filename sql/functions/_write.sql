@@ -66,16 +66,17 @@ begin
     -- for a moment, and then whoever called takes the careful way.
     v_statement := format(
       'with done as ('
-      '  update %1$s as h set %2$s'
-      '   where %3$s and %4$s and h.ctid operator(pg_catalog.=) any ('
-      '     (select pgreaper._unlocked(pg_catalog.array_agg(p.tid), pg_catalog.array_agg(p.mark))'
-      '        from (select h.ctid as tid, h.xmax as mark from %1$s as h where %5$s and %3$s and %4$s %6$s) as p)::pg_catalog.tid[])'
+      '  update %1$s as h set %2$s where %3$s and %4$s and %5$s and %6$s'
       '  returning %7$s as key, %8$s as deadline, %9$s as ended'
       ')'
       ' select pg_catalog.array_agg(d.key), pg_catalog.array_agg(d.deadline),'
       '        pg_catalog.min(d.deadline), pg_catalog.max(d.deadline), pg_catalog.bool_and(d.ended)'
       '   from done as d',
-      target.relation, target.assignments, target.held, target.due, v_which, v_order, target.key, target.deadline, target.ended);
+      target.relation, target.assignments, target.held, target.due,
+      case when v_order is null then v_which
+           else format('h.ctid operator(pg_catalog.=) any (array(select h.ctid from %s as h where %s and %s and %s %s))',
+                  target.relation, v_which, target.held, target.due, v_order) end,
+      pgreaper._unlocked(), target.key, target.deadline, target.ended);
     perform set_config('lock_timeout', '10ms', true), set_config('search_path', target.search_path, true);
     execute v_statement
        into done, v_deadlines, v_first, last_deadline, v_ended

@@ -120,7 +120,7 @@ begin
         '   and not exists (select from pgreaper.claims as c where c.policy_id operator(pg_catalog.=) $4'
         '                      and c.finished_at is null and f.key operator(pg_catalog.=) any (c.keys))',
         v_target.key, v_target.deadline, v_target.relation, v_target.held, v_target.due,
-        case when v_target.plain then 'not ' || pgreaper._locked() else 'true' end);
+        case when v_target.plain then pgreaper._unlocked() else 'true' end);
       perform set_config('search_path', v_target.search_path, true);
       execute v_statement
          into v_row.found, v_row.example

@@ -113,6 +113,6 @@ def test_planted_fault_is_noticed(play: Play, db: Connection, rule: str, scenari
 
 def test_a_lock_that_goes_unseen_is_noticed(straight: Play, db: Connection):
     """The harness sees it when rows that somebody has locked are taken for free ones."""
-    Fault("locked", "_unlocked", "'0' = all (_unlocked.marks)", "true").plant(db)
+    Fault("locked", "_unlocked", "h.xmax operator(pg_catalog.=) ''0''", "true").plant(db)
     with pytest.raises(Violation):
         straight.run_all(*SCENARIOS["locked"])

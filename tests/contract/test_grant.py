@@ -121,6 +121,10 @@ def work_through(reaper: Reaper, core: Any, lay: Callable[..., None]) -> None:
     reaper.failures(got[0].token)
     assert reaper.history("p", got[2].key)[-1].outcome == "expired"
     assert reaper.sweep("p") >= 3
+    lay()
+    batch = reaper.claim_batch("p", rescan=True)
+    assert batch is not None
+    assert reaper.expire_batch(batch.token).total() == batch.holds
     # A lease that lapsed, and what moved on meanwhile.
     lay()
     got = reaper.claim("p", batch=6, rescan=True)
@@ -459,15 +463,15 @@ def test_c061_the_commands_say_what_is_missing_and_which_command_mends_it(core, 
     told = capsys.readouterr().err
     assert f"role {name} may not update column token of shop.bookings" in told
     assert f"pgreaper.reaper_grant('{name}', 'worker')" in told
-    core.do(f"revoke execute on function pgreaper.reaper_claim from {name}")
+    core.do(f"revoke execute on function pgreaper.reaper_claim_batch from {name}")
     assert main(["work", "--database-url", url]) == 1
     told = capsys.readouterr().err
-    assert "permission denied for function reaper_claim" in told
+    assert "permission denied for function reaper_claim_batch" in told
     assert f"pgreaper grant {name} --as worker" in told
     assert core.rows("select * from pgreaper.failures") == []
     assert main(["grant", name, "--as", "worker", "--dry-run", "--database-url", dsn]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"grant execute on routine pgreaper.reaper_claim to {name};",
+        f"grant execute on routine pgreaper.reaper_claim_batch to {name};",
         f"grant update (token) on table shop.bookings to {name};",
     ]
     assert main(["grant", name, "--as", "worker", "--database-url", dsn]) == 0

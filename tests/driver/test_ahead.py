@@ -16,7 +16,7 @@ ACTIVE = "select count(*) from pgreaper.claims where finished_at is null"
 
 
 def ahead(reaper, batch, size=10):
-    return reaper.expire_batch_and_claim(batch.token, "holds", batch=size, worker="w", session=True)
+    return reaper.expire_batch_and_claim(batch.token, batch=size, session=True)
 
 
 def test_one_transaction(db, holds, connect):

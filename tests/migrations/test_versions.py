@@ -371,7 +371,7 @@ def test_c105_a_worker_in_the_middle_of_a_batch_gives_it_back(
 ):
     """The functions change between claim and expire, and what the old worker calls is gone: nobody is charged."""
     dsn, connection, holds = world
-    release("1.0", "functions/reaper_expire.sql")
+    release("1.0", "functions/reaper_expire_batch.sql")
     holds.due(5)
     told: list[Any] = []
 
@@ -380,7 +380,7 @@ def test_c105_a_worker_in_the_middle_of_a_batch_gives_it_back(
 
         def _settle(self, *claim: Any) -> Any:
             schema.install(dsn)
-            connection.execute("alter function pgreaper.reaper_expire rename to reaper_finish")
+            connection.execute("alter function pgreaper.reaper_expire_batch rename to reaper_finish")
             return super()._settle(*claim)
 
     run = Slow(resolve(dsn), Settings(), log=told.append).run()
@@ -388,7 +388,7 @@ def test_c105_a_worker_in_the_middle_of_a_batch_gives_it_back(
     assert (run.exit_code, run.expired) == (75, 0)
     assert isinstance(run.trouble, VersionMismatch)
     assert "schema version 1.0" in str(run.trouble)
-    connection.execute("alter function pgreaper.reaper_finish rename to reaper_expire")
+    connection.execute("alter function pgreaper.reaper_finish rename to reaper_expire_batch")
     next_driver()
     assert work(dsn).expired == 5
     assert connection.execute("select count(*) from pgreaper.failures").fetchone() == (0,)
