@@ -1101,7 +1101,7 @@ _CLAIM_ARGUMENTS = (
     " rescan => %s::boolean, session => %s::boolean, skew => %s::interval)"
 )
 _CLAIM = " from pgreaper.reaper_claim" + _CLAIM_ARGUMENTS
-_CLAIM_BATCH = "select token, holds, claim_until, attempt from pgreaper.reaper_claim_batch" + _CLAIM_ARGUMENTS
+_CLAIM_BATCH = "select token, holds, claim_until, attempt from pgreaper.reaper_claim_batch" + _CLAIM_ARGUMENTS  # noqa: S608
 _ANSWER = "select key, outcome, state, deadline, constraint_name from pgreaper."
 _EXPIRE = " from pgreaper.reaper_expire(token => %s::uuid, keys => %s::text[])"
 _EXPIRE_BATCH = (

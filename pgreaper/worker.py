@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # A rescan is wanted this many seconds after the last, and after this many times its cost.
 # It is a little less than the default poll: an idle daemon rescans whenever it looks.
 _RESCAN_AFTER: Final = 4.5
-_RESCAN_SHARE: Final = 50.0
+_RESCAN_SHARE: Final = 75.0
 # Awake this little after a hold is due, so that the database's clock agrees.
 _AFTER_DUE: Final = 0.001
 # A batch that takes longer keeps the other policies, the application and a signal waiting: the next ones are smaller.
