@@ -53,6 +53,7 @@ set local search_path = pg_catalog, pg_temp;
 -- Time, and how late a hold was.
 \ir functions/_clock.sql
 \ir functions/_lateness_bounds.sql
+\ir functions/_negative_lateness_bounds.sql
 \ir functions/_lateness.sql
 \ir functions/_quantile.sql
 

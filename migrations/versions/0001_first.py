@@ -49,6 +49,7 @@ FILES: tuple[str, ...] = (
     "types/_named_hold.sql",
     "functions/_clock.sql",
     "functions/_lateness_bounds.sql",
+    "functions/_negative_lateness_bounds.sql",
     "functions/_lateness.sql",
     "functions/_quantile.sql",
     "functions/_count.sql",

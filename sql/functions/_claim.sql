@@ -132,7 +132,13 @@ begin
     return null;
   end if;
 
-  select min(d.deadline), max(d.deadline) into v_first, v_last from unnest(v_batch.deadlines) as d (deadline);
+  -- Fresh ones come in the order of the column: that of instants, unless the clocks were put back meanwhile.
+  if v_batch.origin = 'fresh' and v_target.deadline = v_target.deadline_order then
+    v_first := v_batch.deadlines[1];
+    v_last := v_batch.deadlines[cardinality(v_batch.deadlines)];
+  else
+    select min(d.deadline), max(d.deadline) into v_first, v_last from unnest(v_batch.deadlines) as d (deadline);
+  end if;
 
   insert into pgreaper.claims
     (policy_id, worker, session_pid, session_start, keys, deadlines, hints, first_deadline, last_deadline,

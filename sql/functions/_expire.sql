@@ -31,6 +31,7 @@ declare
   v_claim pgreaper.claims;
   v_policy pgreaper.policies;
   v_now timestamptz;
+  v_started timestamptz;
   v_stranger text;
   v_before pgreaper.hold_outcome[];
   v_result record;
@@ -62,6 +63,12 @@ begin
 
   -- What an earlier call with some of the keys has settled is not done twice.
   v_before := array(select r from pgreaper._recorded(v_claim) as r);
+  v_started := v_now;
+  if cardinality(v_before) > 0 then
+    v_started := least(v_now,
+      (select min(t.at) from pgreaper.transitions as t where t.token = v_claim.token),
+      (select min(e.at) from pgreaper.events as e where e.token = v_claim.token));
+  end if;
   if cardinality(v_before) = 0 and _expire.keys is null then
     v_batch := row(v_claim.keys, v_claim.deadlines, v_claim.hints, v_claim.attempt, null)::pgreaper._batch;
   else
@@ -79,9 +86,7 @@ begin
 
   if _expire.keys is null then
     update pgreaper.claims as c
-       set started_at = least(v_now,
-             (select min(t.at) from pgreaper.transitions as t where t.token = c.token),
-             (select min(e.at) from pgreaper.events as e where e.token = c.token)),
+       set started_at = v_started,
            finished_at = pgreaper._clock(), ending = 'expired', keys = null, deadlines = null, hints = null,
            expired = o.expired + cardinality(v_result.expired), already_done = o.already_done,
            not_eligible = o.not_eligible, locked = o.locked, retry = o.retry, dead_letter = o.dead_letter

@@ -1,7 +1,7 @@
 -- _lateness: count deadlines per lateness bucket.
 --
--- Works on timestamps only, never on their difference, because a deadline may be
--- -infinity.  A batch is usually so narrow that all of it falls into one bucket.
+-- A batch is usually so narrow that all of it falls into one bucket, which two differences tell.  Otherwise it
+-- works on timestamps only, because a deadline may be -infinity.
 create function pgreaper._lateness(
   cutoff timestamptz,
   deadlines timestamptz[],
@@ -14,24 +14,31 @@ stable
 security invoker
 as $function$
 declare
-  v_bounds constant double precision[] := pgreaper._lateness_bounds();
-  v_size constant integer := cardinality(v_bounds) + 1;
-  -- Latest first: width_bucket wants rising thresholds, later is less late.
-  v_thresholds constant timestamptz[] := array(
-    select _lateness.cutoff - make_interval(secs => b.bound)
-      from unnest(v_bounds) with ordinality as b (bound, position)
-     order by b.position desc
-  );
-  v_first constant integer := width_bucket(_lateness.first_deadline, v_thresholds);
-  v_last constant integer := width_bucket(_lateness.last_deadline, v_thresholds);
+  v_size constant integer := cardinality(pgreaper._lateness_bounds()) + 1;
+  v_thresholds timestamptz[];
+  v_first integer;
+  v_last integer;
   v_counts integer[];
 begin
-  if v_first = v_last then
-    v_counts := array_fill(0, array[v_size]);
-    v_counts[v_size - v_first] := cardinality(_lateness.deadlines);
-    return v_counts;
+  if isfinite(_lateness.first_deadline) then
+    -- Negative, because a lateness belongs to the bucket whose bound it just reaches.
+    v_first := width_bucket(-extract(epoch from _lateness.cutoff - _lateness.first_deadline)::double precision,
+                            pgreaper._negative_lateness_bounds());
+    v_last := width_bucket(-extract(epoch from _lateness.cutoff - _lateness.last_deadline)::double precision,
+                           pgreaper._negative_lateness_bounds());
+    if v_first = v_last then
+      v_counts := array_fill(0, array[v_size]);
+      v_counts[v_size - v_first] := cardinality(_lateness.deadlines);
+      return v_counts;
+    end if;
   end if;
 
+  -- Latest first: width_bucket wants rising thresholds, later is less late.
+  v_thresholds := array(
+    select _lateness.cutoff + make_interval(secs => b.bound)
+      from unnest(pgreaper._negative_lateness_bounds()) with ordinality as b (bound, position)
+     order by b.position
+  );
   return array(
     select coalesce(c.holds, 0)
       from generate_series(1, v_size) as s (bucket)
