@@ -26,8 +26,8 @@ import logging
 import math
 import ssl
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import count
@@ -166,9 +166,10 @@ class _Broker:
     async def connect(self) -> AbstractConnection:
         """A new connection.  Raises Trouble."""
         try:
-            async with asyncio.timeout(_CONNECT):
-                connection: AbstractConnection = await aio_pika.connect(**self._arguments)
-                return connection
+            with _translated():
+                async with asyncio.timeout(_CONNECT):
+                    connection: AbstractConnection = await aio_pika.connect(**self._arguments)
+                    return connection
         except InvalidFrameError:
             # The broker let us in and closed when it heard the name of the virtual host.
             raise Trouble("VhostRefused") from None
@@ -189,6 +190,32 @@ def _tls(url: Url) -> ssl.SSLContext:
     return context
 
 
+@contextmanager
+def _translated() -> Iterator[None]:
+    """
+    What the library raises, as errors of its own, also when a connection has ended.
+
+    One that ended between two frames it takes for closed in order, and whoever waits for an answer gets a bare
+    Exception; of one that it gave up itself they are cancelled.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise AMQPConnectionError("the connection was given up") from error
+    except Exception as error:
+        if type(error) in (Exception, StopAsyncIteration):
+            raise AMQPConnectionError("the connection ended") from error
+        raise
+
+
+def _is_up(connection: AbstractConnection) -> bool:
+    """Whether it is there; ``is_closed`` only tells whether we have closed it."""
+    return connection.connected.is_set() and not connection.is_closed
+
+
 def _named(error: BaseException, missing: str = "NotFound") -> str:
     """A name for what went wrong; ``missing`` for what was asked for and is not there."""
     cause = error.__cause__
@@ -203,13 +230,14 @@ def _named(error: BaseException, missing: str = "NotFound") -> str:
     ):
         if isinstance(error, kinds) or isinstance(cause, kinds):
             return name
-    lost = (AMQPConnectionError, ChannelClosed, ChannelInvalidStateError, OSError, asyncio.CancelledError)
+    # A RuntimeError says that what is asked of a connection comes after its end.
+    lost = (AMQPConnectionError, ChannelClosed, ChannelInvalidStateError, OSError, RuntimeError, asyncio.CancelledError)
     return "ConnectionLost" if isinstance(error, lost) else type(error).__name__
 
 
 async def _close(connection: AbstractConnection) -> None:
     """Close; a broker that does not answer is not waited for."""
-    with suppress(AMQPError, OSError, RuntimeError):
+    with suppress(AMQPError, OSError, RuntimeError), _translated():
         await asyncio.wait_for(connection.close(), 2.0)
 
 
@@ -283,16 +311,20 @@ class AmqpSink:
     async def _open(self) -> AbstractExchange:
         """The exchange, on the channel there is or on a new one.  Raises Trouble."""
         line = self._line
-        if line and not line.connection.is_closed and not line.channel.is_closed:
+        if line and _is_up(line.connection) and not line.channel.is_closed:
             return line.exchange
-        if line is None or line.connection.is_closed:
+        if line is None or not _is_up(line.connection):
             self._drop()
             connection = await self._broker.connect()
         else:
             connection, self._line = line.connection, None
         try:
-            channel = await connection.channel()
-            exchange = await channel.get_exchange(self._exchange) if self._exchange else channel.default_exchange
+            with _translated():
+                async with asyncio.timeout(_ANSWER):
+                    channel = await connection.channel()
+                    exchange = channel.default_exchange
+                    if self._exchange:
+                        exchange = await channel.get_exchange(self._exchange)
         except BaseException as error:
             _forget(connection)
             if isinstance(error, (AMQPError, OSError, RuntimeError)):
@@ -345,16 +377,11 @@ class AmqpSink:
             batch.refused[position] = Refusal("RoutingKeyTooLong", transient=False)
             return True
         try:
-            answer = await exchange.publish(_outgoing(message), key, mandatory=True)
+            with _translated():
+                answer = await exchange.publish(_outgoing(message), key, mandatory=True)
         except DeliveryError:
             # Not taken: the queue is full and says so, or it failed on the broker's side.
             batch.refused[position] = Refusal("Nack", transient=True)
-            return False
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            batch.trouble = batch.trouble or "ConnectionLost"
             return False
         except ChannelPreconditionFailed as error:
             batch.guilty_unknown = True
@@ -405,7 +432,7 @@ def _outgoing(message: Message) -> aio_pika.Message:
 async def _is_blocked(connection: AbstractConnection) -> bool:
     """Whether the broker has told that it takes nothing for now: its memory or its disk is full."""
     transport = connection.transport
-    if transport is None or connection.is_closed:
+    if transport is None or not _is_up(connection):
         return False
     try:
         await asyncio.wait_for(transport.ready(), 0.01)
@@ -581,8 +608,9 @@ class AmqpSource:
         elif deliveries.lost or prefetch <= deliveries.prefetch <= 4 * prefetch:
             return deliveries
         try:
-            async with asyncio.timeout(_ANSWER):
-                await self._begin(deliveries, prefetch)
+            with _translated():
+                async with asyncio.timeout(_ANSWER):
+                    await self._begin(deliveries, prefetch)
         except (AMQPError, OSError, RuntimeError) as error:
             self._deliveries = deliveries
             self._drop()
@@ -723,19 +751,20 @@ class AmqpSource:
         clock = asyncio.get_running_loop().time
         channel = None
         try:
-            async with asyncio.timeout(_ANSWER):
-                alone = way.failures > 0 or (milliseconds > 0 and not _is_fresh(way, milliseconds, clock()))
-                async with way.turn if alone else nullcontext():
-                    if clock() < way.until or deliveries.lost:
-                        return False
-                    channel = await self._copies(deliveries)
-                    if milliseconds and not _is_fresh(way, milliseconds, clock()):
-                        await self._declare(deliveries, name, milliseconds)
-                        way.declared = clock()
-                    if probes := way.failures > 0:
+            with _translated():
+                async with asyncio.timeout(_ANSWER):
+                    alone = way.failures > 0 or (milliseconds > 0 and not _is_fresh(way, milliseconds, clock()))
+                    async with way.turn if alone else nullcontext():
+                        if clock() < way.until or deliveries.lost:
+                            return False
+                        channel = await self._copies(deliveries)
+                        if milliseconds and not _is_fresh(way, milliseconds, clock()):
+                            await self._declare(deliveries, name, milliseconds)
+                            way.declared = clock()
+                        if probes := way.failures > 0:
+                            await self._publish(channel, copy, name, way)
+                    if not probes:
                         await self._publish(channel, copy, name, way)
-                if not probes:
-                    await self._publish(channel, copy, name, way)
         except DeliveryError:
             # It takes none for now.
             error_class = "Nack"
@@ -744,12 +773,6 @@ class AmqpSource:
         except TimeoutError:
             error_class = "Timeout"
             self._hang_up(deliveries, channel)
-        except asyncio.CancelledError:
-            # The library cancels whoever waits for an answer of a connection that breaks.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            error_class = "ConnectionLost"
         except (AMQPError, OSError, RuntimeError) as error:
             error_class = _named(error, "NoSuchQueue")
         else:
@@ -774,7 +797,9 @@ class AmqpSource:
     async def _copies(self, deliveries: _Deliveries) -> AbstractChannel:
         """The channel for copies, on the other connection.  Raises Trouble."""
         async with deliveries.opening:
-            if deliveries.outgoing is None or deliveries.outgoing.is_closed:
+            if deliveries.outgoing is None or not _is_up(deliveries.outgoing):
+                if deliveries.outgoing is not None:
+                    _forget(deliveries.outgoing)
                 deliveries.outgoing, deliveries.copies = await self._broker.connect(), None
                 if deliveries is not self._deliveries:
                     _forget(deliveries.outgoing)
@@ -850,8 +875,9 @@ def _is_fresh(way: _Way, milliseconds: int, now: float) -> bool:
 async def _tell(handle: _Handle, word: Any) -> None:
     """Say a word about a message.  If that cannot be said any more, the message comes again."""
     try:
-        async with asyncio.timeout(_ANSWER):
-            await word
+        with _translated():
+            async with asyncio.timeout(_ANSWER):
+                await word
     except (AMQPError, OSError, RuntimeError) as error:
         handle.deliveries.lose(_named(error))
 

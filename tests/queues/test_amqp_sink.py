@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from pgreaper.queues.amqp import AmqpSink
 from tests.chaos.proxy import Proxy
 from tests.queues.broker import LARGEST, free_port, wait_until
 from tests.queues.conftest import message, messages
+from tests.queues.leaver import Leaver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -173,6 +175,45 @@ def test_a_connection_cut_between_publish_and_confirm(rabbitmq, rabbit, open_sin
     assert sink.send(batch, timeout=20) == everything(50)
     found = [m.message_id for m in rabbit.drain(queue)]
     assert sorted(found) == sorted([message(0).identity] + 2 * [m.identity for m in batch])
+
+
+@pytest.mark.parametrize("last", ["Connection.Open", "Channel.Open", "Confirm.Select"])
+def test_a_broker_that_dies_between_two_frames(open_sink, last):
+    """While we come in: trouble, never an exception, which would be the relay's end."""
+    with Leaver(last) as broker:
+        answers = [open_sink(broker.url).send(messages(3), timeout=20) for _ in range(10)]
+
+    assert answers == [Sent(frozenset(), {}, "ConnectionLost")] * 10
+
+
+def test_a_broker_that_dies_behind_its_confirms(open_sink):
+    """More of them than the library reads in one go, and the end: what they confirm counts, the rest is trouble."""
+    with Leaver(messages=50, confirms=40) as broker:
+        sent = open_sink(broker.url).send(messages(50), timeout=20)
+
+    assert (sent.refused, sent.trouble) == ({}, "ConnectionLost")
+    assert sent.confirmed <= set(range(40))
+
+
+def test_a_connection_that_ended_between_two_batches_costs_none(rabbitmq, rabbit, open_sink, proxy):
+    """The next batch gets a new one, and no event waits for a pause."""
+    sink = open_sink(rabbitmq.url(rabbit.queue(), port=proxy.port))
+    assert sink.send(messages(1), timeout=20) == everything(1)
+    line = sink._line
+    assert line is not None
+    proxy.cut(0)
+    wait_until(lambda: line.channel.is_closed and not line.connection.connected.is_set())
+
+    assert sink.send(messages(3), timeout=20) == everything(3)
+
+
+def test_a_channel_that_is_not_opened_is_given_up(monkeypatch, open_sink):
+    """Sooner than the batch: it is the broker's turn, and it answers at once if it answers at all."""
+    monkeypatch.setattr("pgreaper.queues.amqp._ANSWER", 0.2)
+    began = time.monotonic()
+    with Leaver(silent="Channel.Open") as broker:
+        assert open_sink(broker.url).send(messages(3), timeout=20) == Sent(frozenset(), {}, "Timeout")
+    assert time.monotonic() - began < 10
 
 
 def test_a_broker_that_does_not_answer_is_given_up(rabbitmq, rabbit, open_sink, proxy):

@@ -17,6 +17,7 @@ from pgreaper.queues import Received, Trouble
 from pgreaper.queues.amqp import AmqpSource
 from tests.chaos.proxy import Proxy
 from tests.queues.broker import free_port, wait_until
+from tests.queues.leaver import Leaver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -200,6 +201,16 @@ def test_early_commands_do_not_keep_due_ones_waiting(rabbitmq, rabbit, open_sour
     source.close()
 
     assert rabbit.count(f"pgreaper.later.{queue}.{2**21}") == 250
+
+
+@pytest.mark.parametrize("last", ["Connection.Open", "Channel.Open"])
+def test_a_broker_that_dies_between_two_frames(open_source, last):
+    """While we come in: trouble, never another exception, which would be the listener's end."""
+    with Leaver(last) as broker:
+        for _ in range(10):
+            with pytest.raises(Trouble) as raised:
+                open_source(broker.url).receive(10, wait=20)
+            assert raised.value.error_class == "ConnectionLost"
 
 
 def test_a_broker_that_crashes_keeps_what_was_put_off(rabbitmq, rabbit, open_source):
@@ -439,6 +450,25 @@ def test_a_cut_connection_is_trouble_and_its_messages_come_again(rabbitmq, rabbi
         source.done(again)
         source.close()
     rabbit.wait_for(queue, 0)
+
+
+def test_a_cut_connection_for_copies_is_opened_again(rabbitmq, rabbit, open_source):
+    """Only that one ended: the next message that is put off gets a new one, and commands come meanwhile."""
+    queue = rabbit.queue()
+    delayed = f"pgreaper.later.{queue}.{2**21}"
+    rabbit.publish(queue, b"a", b"b")
+    with Proxy(("127.0.0.1", rabbitmq.port)) as proxy:
+        source = open_source(rabbitmq.url(queue, port=proxy.port))
+        first, second = receive(source, 2)
+        source.later(first, seconds=3000)
+        wait_until(lambda: rabbit.exists(delayed))
+        rabbit.wait_for(delayed, 1)
+        outgoing = source._deliveries.outgoing
+        assert proxy.cut(1)
+        wait_until(lambda: not outgoing.connected.is_set())
+        source.later(second, seconds=3000)
+        rabbit.wait_for(delayed, 2)
+        source.close()
 
 
 def test_an_acknowledgement_that_is_lost_brings_the_command_again(rabbitmq, rabbit, open_source):
