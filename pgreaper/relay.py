@@ -62,6 +62,8 @@ _FIRST_LOOK: Final = 0.02
 # Trouble of the queue: the first pause, and the longest.
 _TROUBLE_FIRST: Final = 0.5
 _TROUBLE_CAP: Final = 30.0
+# The longest where it answers nothing at all: to ask costs nobody much, and events flow soon after its return.
+_AWAY_CAP: Final = 5.0
 # While there is trouble a batch is a probe of at most so many events; not of one, which might be the only bad one.
 _PROBE: Final = 50
 # So many refusals for good in a row, with nothing taken between, speak of the queue and not of the events.
@@ -179,13 +181,15 @@ class Verdict:
     What is told to the database about a batch, by positions.
 
     What is neither ``confirmed`` nor ``refused`` goes back and is charged to nobody.  ``trouble`` is the kind of the
-    queue's trouble, ``retry_after`` the seconds for which the queue asked.
+    queue's trouble, ``retry_after`` the seconds for which the queue asked.  A queue that is ``away`` said nothing about
+    any event.
     """
 
     confirmed: frozenset[int]
     refused: Mapping[int, Refusal]
     trouble: str | None = None
     retry_after: float = 0.0
+    away: bool = False
 
 
 class Judge:
@@ -222,7 +226,7 @@ class Judge:
         self._suspects = self._same >= SAME
         if trouble is None and spared is not None:
             trouble = spared.error_class
-        return Verdict(frozenset(), charged, trouble, after if trouble else 0.0)
+        return Verdict(frozenset(), charged, trouble, after if trouble else 0.0, away=answered == 0)
 
     def _charges(self, refusal: Refusal, *, alone: bool) -> bool:
         if refusal.transient:
@@ -866,10 +870,11 @@ class Relay:
             return
         if self.settings.once:
             raise self._refused(error_class)
-        seconds = max(backoff(self._troubles, first=_TROUBLE_FIRST, cap=_TROUBLE_CAP), verdict.retry_after)
+        cap = _AWAY_CAP if verdict.away else _TROUBLE_CAP
+        seconds = max(backoff(self._troubles, first=_TROUBLE_FIRST, cap=cap), verdict.retry_after)
         said, at = self._trouble_said
         now = time.monotonic()
-        grows = _TROUBLE_FIRST * 2.0 ** min(self._troubles - 2, 40) < _TROUBLE_CAP
+        grows = _TROUBLE_FIRST * 2.0 ** min(self._troubles - 2, 40) < cap
         if grows or error_class != said or now - at >= REPORT_EVERY:
             self._trouble_said = (error_class, now)
             self._log(

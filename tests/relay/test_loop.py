@@ -123,10 +123,21 @@ def test_a_queue_that_is_away_ends_a_run_with_75(db, opened, expired, relaying):
     assert db.execute("select trouble from pgreaper.relay_status").fetchone() == (None,)
 
 
+@pytest.mark.parametrize(("answer", "longest"), [(away, 5.0), (refuses(error_class="HTTP 503", transient=True), 30.0)])
+def test_a_queue_that_is_away_is_asked_again_soon(monkeypatch, opened, expired, relaying, answer, longest):
+    """Seconds after its return events flow again, however long it was away; one that answers is left alone longer."""
+    slept: list[float] = []
+    monkeypatch.setattr("pgreaper.relay.Relay._sleep", lambda relay, seconds: slept.append(seconds))
+    opened()
+    expired(2)
+    relaying(Queue(*[answer] * 12, takes), lambda beside: beside.hears("takes events again"))
+    assert longest / 2 <= max(slept) <= longest
+
+
 def test_a_relay_that_stays_waits_for_its_queue(monkeypatch, opened, expired, relaying):
     """One line a step of the outage, one when it is over, and smaller batches meanwhile."""
     monkeypatch.setattr("pgreaper.relay._TROUBLE_FIRST", 0.01)
-    monkeypatch.setattr("pgreaper.relay._TROUBLE_CAP", 0.02)
+    monkeypatch.setattr("pgreaper.relay._AWAY_CAP", 0.02)
     opened()
     keys = expired(120)
     queue = Queue(*[away] * 8, takes)
