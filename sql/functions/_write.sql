@@ -57,7 +57,9 @@ begin
   v_which := case when _write.keys is null and _write.start is null then 'true'
                   when _write.keys is null then target.beyond
                   when _write.hints is null then target.matches
-                  else format('h.ctid operator(pg_catalog.=) any ($5) and %s operator(pg_catalog.=) any ($3)', target.key) end;
+                  -- A sub-select and a CASE: into plain arrays the planner looks, element by element, for its estimate.
+                  else format('h.ctid operator(pg_catalog.=) any ((select $5)::pg_catalog.tid[])'
+                              ' and case when %s operator(pg_catalog.=) any ($3) then true end', target.key) end;
   v_order := case when _write.keys is null then format('order by %s limit $6', target.deadline_order) end;
 
   if target.bare then
