@@ -56,17 +56,12 @@ begin
   v_step.target := v_target;
   -- Sweeps that run side by side meet the same holds.  Then each locks first, and skips what another has; only one that is
   -- alone goes straight to the update.  Who comes to it waits for the end of its step, so that it notices.  Many at once would
-  -- do little but skip: those beyond a few wait until another is through with a step.
+  -- do little but skip: those beyond a few wait until another is through.
   if not pg_try_advisory_xact_lock(c_sweep, v_policy.policy_id) then
     if not exists (select from generate_series(1, c_beside) as s (slot)
                     where pg_try_advisory_xact_lock(c_sweep + s.slot, v_policy.policy_id) limit 1) then
-      begin
-        perform pg_advisory_xact_lock(c_sweep + 1 + floor(random() * c_beside)::integer, v_policy.policy_id);
-      exception
-        when lock_not_available then
-          v_step.more := true;
-          return v_step;
-      end;
+      v_step.more := true;
+      return v_step;
     end if;
     v_target.bare := false;
     begin
