@@ -132,7 +132,7 @@ begin
     return null;
   end if;
 
-  -- Fresh ones come in the order of the column: that of instants, unless the clocks were put back meanwhile.
+  -- Fresh ones come in the order of the column: that of instants, unless the clocks were put forward meanwhile.
   if v_batch.origin = 'fresh' and v_target.deadline = v_target.deadline_order then
     v_first := v_batch.deadlines[1];
     v_last := v_batch.deadlines[cardinality(v_batch.deadlines)];

@@ -19,6 +19,16 @@ declare
   v_category "char";
   v_name text;
 begin
+  -- The usual ones are known by heart: this is asked in every call.
+  v_name := case _key_part.type_id
+    when 'bigint'::regtype then 'int8' when 'integer'::regtype then 'int4' when 'text'::regtype then 'text'
+    when 'uuid'::regtype then 'uuid' when 'varchar'::regtype then 'varchar' end;
+  if v_name is not null then
+    encode := '%1$s::pg_catalog.text';
+    decode := '(%1$s)::pg_catalog.' || v_name;
+    return;
+  end if;
+
   -- A domain is spelled like its base type.
   loop
     -- The name as _type_name() has it: of the column's own type.

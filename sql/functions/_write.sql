@@ -64,8 +64,8 @@ begin
 
   if target.bare then
     -- Straight to the update, which costs a fifth less than to lock first.  Rows that bear the mark of a
-    -- transaction under way are left out; one that was marked since this statement began is waited for,
-    -- for a moment, and then whoever called takes the careful way.
+    -- transaction under way are left out; one that is marked in the instant between that look and its update is
+    -- waited for, for a moment, and then whoever called takes the careful way.
     v_statement := format(
       'with done as ('
       '  update %1$s as h set %2$s where %3$s and %4$s and %5$s and %6$s'

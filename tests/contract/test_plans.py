@@ -218,3 +218,24 @@ def test_dead_letters_before_what_is_free_are_read_as_a_whole(committed, core, h
         )
     assert plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"] < 200_000
     assert [hold.key for hold in core.claim(batch=20, rescan=True)] == oldest
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        "select * from pgreaper.reaper_claim('p')",
+        "select pgreaper.reaper_next_due('p')",
+        "select * from pgreaper._agenda()",
+    ],
+)
+def test_a_look_at_nothing_reads_a_few_pages(committed, core, holds, look):
+    """What a fleet of idle daemons costs: a few pages of the books, the catalog and the index, all of them warm."""
+    core.do(
+        "insert into holds (expires_at) select now() + interval '1 day' + g * interval '1 s'"
+        " from generate_series(1, 20000) as g",
+        "vacuum analyze holds",
+    )
+    core.register()
+    for _ in range(7):  # from the sixth on with a plan for any parameters
+        [(plan,)] = core.rows(f"explain (analyze, buffers, format json) {look}")
+    assert plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"] <= 25

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+
 REFUSE = (
     "create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$",
     "create trigger refuse before update on holds for each row when (new.id = 1) execute function refuse()",
@@ -97,3 +99,21 @@ def test_a_counter_is_one_narrow_row(core, holds, committed):
     updates, hot = core.rows("select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relname = 'totals'")[0]
     assert updates == hot == 199
     assert core.value("select pg_relation_size('pgreaper.totals')") <= 2 * 8192
+
+
+@pytest.mark.parametrize(
+    ("late", "bucket"),
+    [(0, 1), (0.001, 1), (0.001001, 2), (0.0025, 2), (0.9, 10), (1, 10), (1.000001, 11), (2.5e6, 29), (2.6e6, 30)],
+)
+def test_a_lateness_belongs_to_the_bucket_whose_bound_it_reaches(core, late, bucket):
+    """Alone, in a batch of the like, and beside one that is infinitely late."""
+    alone, alike, beside = core.rows(
+        "select pgreaper._lateness(now(), array[d], d, d), pgreaper._lateness(now(), array[d, d], d, d),"
+        " pgreaper._lateness(now(), array['-infinity', d], '-infinity', d)"
+        "  from (select now() - make_interval(secs => %s) as d) as x",
+        late,
+    )[0]
+    one = [int(place == bucket) for place in range(1, 31)]
+    assert alone == one
+    assert alike == [2 * count for count in one]
+    assert beside == [*one[:-1], one[-1] + 1]
