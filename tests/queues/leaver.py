@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pamqp.base import Frame
+    from pamqp.common import FieldTable
 
-_CAPABILITIES = {"capabilities": {"publisher_confirms": True, "basic.nack": True}}
+_CAPABILITIES: FieldTable = {"capabilities": {"publisher_confirms": True, "basic.nack": True}}
 _ANSWERS: dict[str, Callable[[], Frame]] = {
     "Connection.StartOk": lambda: commands.Connection.Tune(2047, 131072, 60),
     "Connection.Open": commands.Connection.OpenOk,
