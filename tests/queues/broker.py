@@ -170,7 +170,7 @@ class Broker:
         wait_until(self._answers, 60, why=f"RabbitMQ does not start:\n{self.log()}")
 
     def crash(self) -> None:
-        """End it with SIGKILL; what is durable is there after :meth:`start`."""
+        """End it with SIGKILL; what is durable is there after :meth:`start`, but for what `Rabbit.crash` tells."""
         if self._server:
             self._server.end()
             self._server = None

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import functools
 import ipaddress
+import time
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -28,6 +31,8 @@ from tests.queues.kafka_cluster import kafka as kafka
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+P = ParamSpec("P")
 
 
 @pytest.fixture(scope="session")
@@ -90,6 +95,23 @@ class Found:
     properties: aio_pika.abc.AbstractIncomingMessage
 
 
+class Lost(Exception):
+    """The broker itself does not know a durable queue any more: there is nothing to see of what is tested."""
+
+
+def again_if_lost(scenario: Callable[P, None]) -> Callable[P, None]:
+    """Run a scenario that crashes the broker, and again when it ends as :class:`Lost`; the third such end is red."""
+
+    @functools.wraps(scenario)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        for _ in range(2):
+            with suppress(Lost):
+                return scenario(*args, **kwargs)
+        return scenario(*args, **kwargs)
+
+    return run
+
+
 class Rabbit:
     """The broker past pgreaper: each call is a connection of its own, so it survives any crash."""
 
@@ -150,6 +172,25 @@ class Rabbit:
                 await channel.default_exchange.publish(message, queue)
 
         self._do(put)
+
+    def crash(self) -> None:
+        """
+        End the broker with SIGKILL.
+
+        In about one such crash of ten RabbitMQ 3.10 loses the durable queue that was made last, of 65 never another.
+        So that is one which nobody needs.
+        """
+        self.queue()
+        self.broker.crash()
+
+    def start(self, *queues: str) -> None:
+        """Start the broker after a crash; :class:`Lost` if it does not know all of these queues within five seconds."""
+        self.broker.start()
+        end = time.monotonic() + 5
+        while gone := [queue for queue in queues if not self.exists(queue)]:
+            if time.monotonic() > end:
+                raise Lost(*gone)
+            time.sleep(0.1)
 
     def delete(self, queue: str) -> None:
         self._do(lambda channel: channel.queue_delete(queue))

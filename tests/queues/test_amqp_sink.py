@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,7 @@ from pgreaper.queues import Message, Refusal, Sent
 from pgreaper.queues.amqp import AmqpSink
 from tests.chaos.proxy import Proxy
 from tests.queues.broker import LARGEST, free_port, wait_until
-from tests.queues.conftest import message, messages
+from tests.queues.conftest import again_if_lost, message, messages
 from tests.queues.leaver import Leaver
 
 if TYPE_CHECKING:
@@ -241,34 +242,35 @@ def test_a_broker_that_takes_nothing_for_now_is_trouble(rabbitmq, rabbit, open_s
     assert sink.send(messages(3), timeout=20) == everything(3)
 
 
+@again_if_lost
 def test_nothing_that_was_confirmed_is_lost_when_the_broker_crashes(rabbitmq, rabbit, open_sink):
     """Killed in mid-stream and started again, it has every event that it confirmed; the rest is sent again."""
     queue = rabbit.queue()
     sink = open_sink(rabbitmq.url(queue))
     confirmed: set[str] = set()
     troubles: list[str] = []
-    crashed = threading.Event()
 
     def crash() -> None:
         wait_until(lambda: len(confirmed) > 1000)
-        rabbitmq.crash()
-        crashed.set()
-        rabbitmq.start()
+        rabbit.crash()
+        rabbit.start(queue)
 
-    crashing = threading.Thread(target=crash)
-    crashing.start()
-    for start in range(0, 10_000_000, 200):
-        left = messages(200, start)
-        while left:
-            sent = sink.send(left, timeout=20)
-            assert not sent.refused
-            confirmed.update(left[i].identity for i in sent.confirmed)
-            left = [m for i, m in enumerate(left) if i not in sent.confirmed]
-            if sent.trouble:
-                troubles.append(sent.trouble)
-                crashing.join()
-        if crashed.is_set() and not crashing.is_alive() and troubles:
-            break
+    end = time.monotonic() + 90
+    with ThreadPoolExecutor(1) as beside:
+        crashing = beside.submit(crash)
+        for start in range(0, 10_000_000, 200):
+            left = messages(200, start)
+            while left:
+                assert time.monotonic() < end, troubles
+                sent = sink.send(left, timeout=20)
+                assert not sent.refused
+                confirmed.update(left[i].identity for i in sent.confirmed)
+                left = [m for i, m in enumerate(left) if i not in sent.confirmed]
+                if sent.trouble:
+                    troubles.append(sent.trouble)
+                    crashing.result()
+            if crashing.done() and troubles:
+                break
 
     assert confirmed <= {str(m.message_id) for m in rabbit.drain(queue)}
     assert len(confirmed) >= 1200

@@ -17,6 +17,7 @@ from pgreaper.queues import Received, Trouble
 from pgreaper.queues.amqp import AmqpSource
 from tests.chaos.proxy import Proxy
 from tests.queues.broker import free_port, wait_until
+from tests.queues.conftest import again_if_lost
 from tests.queues.leaver import Leaver
 
 if TYPE_CHECKING:
@@ -213,6 +214,7 @@ def test_a_broker_that_dies_between_two_frames(open_source, last):
             assert raised.value.error_class == "ConnectionLost"
 
 
+@again_if_lost
 def test_a_broker_that_crashes_keeps_what_was_put_off(rabbitmq, rabbit, open_source):
     """Neither we nor the broker need to live until then."""
     queue = rabbit.queue()
@@ -220,11 +222,11 @@ def test_a_broker_that_crashes_keeps_what_was_put_off(rabbitmq, rabbit, open_sou
     source = open_source(rabbitmq.url(queue))
     for message in receive(source, 20):
         source.later(message, seconds=2.1)
-    wait_until(lambda: rabbit.exists(f"pgreaper.later.{queue}.2048"))
+    later = f"pgreaper.later.{queue}.2048"
+    wait_until(lambda: rabbit.exists(later))
     source.close()
-    rabbitmq.crash()
-    rabbitmq.start()
-    wait_until(lambda: rabbit.exists(queue))
+    rabbit.crash()
+    rabbit.start(queue, later)
 
     assert sorted(m.body for m in receive(open_source(rabbitmq.url(queue)), 20)) == sorted(bodies(20))
 
@@ -488,6 +490,7 @@ def test_an_acknowledgement_that_is_lost_brings_the_command_again(rabbitmq, rabb
     assert (again.body, again.attempt) == (b"{}", 2)
 
 
+@again_if_lost
 def test_a_broker_that_crashes_in_mid_stream_loses_nothing(rabbitmq, rabbit, open_source):
     """Trouble until it is back; then all that was not acknowledged is there, and maybe what was, just before."""
     queue = rabbit.queue()
@@ -498,14 +501,14 @@ def test_a_broker_that_crashes_in_mid_stream_loses_nothing(rabbitmq, rabbit, ope
     rabbit.wait_for(queue, 100 - len(done))  # 200 are with us, some of them received
     source.receive(100, wait=20)
 
-    rabbitmq.crash()
+    rabbit.crash()
     wait_until(lambda: source._deliveries is not None and source._deliveries.lost)
     troubles = set()
     for _ in range(2):
         with pytest.raises(Trouble) as trouble:
             source.receive(100, wait=20)
         troubles.add(trouble.value.error_class)
-    rabbitmq.start()
+    rabbit.start(queue)
     found: set[bytes] = set()
     end = time.monotonic() + 40
     while not found >= set(bodies(300)) - {m.body for m in done}:

@@ -182,7 +182,7 @@ def test_rabbitmq_restarts_in_mid_stream(db, opened, expired, identities, start,
     queue = rabbit.queue()
     relay = start("relay", "holds", "--to", rabbit.broker.url(queue), "--batch", "50")
     wait_until(DELIVERED, 150)
-    rabbit.broker.crash()
+    rabbit.crash()
     wait_until("select trouble is not null from pgreaper.relays")
     (delivered,) = db.execute("select delivered from pgreaper.relays").fetchone()
     assert delivered < 1500
