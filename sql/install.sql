@@ -113,7 +113,8 @@ set local search_path = pg_catalog, pg_temp;
 -- The transition.
 \ir functions/_lock_strength.sql
 \ir functions/_row_lock.sql
-\ir functions/_running.sql
+\ir functions/_oldest_age.sql
+\ir functions/_under_way.sql
 \ir functions/_multixacts.sql
 \ir functions/_unshared.sql
 \ir functions/_unlocked.sql

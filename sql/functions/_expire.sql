@@ -109,8 +109,6 @@ begin
   v_answer.others := case when _expire.keys is null then v_before
                           else array(select o from unnest(v_before) as o where o.key = any (_expire.keys)) end;
 
-  -- Should a trigger have set the path for the whole session, ours would stay until the caller's commit.
-  perform set_config('search_path', _expire.search_path, true);
   return v_answer;
 end;
 $function$;

@@ -32,7 +32,7 @@ begin
          and t.tgtype & 2 = 0
          and t.tgtype & 16 <> 0)
   ) then
-    v_statement := format('select exists (select from %s as h where %s and %s and %s)',
+    v_statement := format('select exists (select from %s as h where %s and case when %s and %s then true end)',
       target.relation, target.matches, target.held, target.due);
     perform set_config('search_path', target.search_path, true);
     execute v_statement

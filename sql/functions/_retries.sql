@@ -57,7 +57,7 @@ begin
       '       coalesce(pg_catalog.array_agg(f.deadline order by f.deadline), ''{}''),'
       '       coalesce(pg_catalog.array_agg(f.hint order by f.deadline), ''{}'')'
       '  from (select %1$s as key, %2$s as deadline, %3$s as hint'
-      '          from %4$s as h where %5$s and %6$s and %7$s) as f'
+      '          from %4$s as h where %5$s and case when %6$s and %7$s then true end) as f'
       '  join unnest($3, $2) as k (key, deadline) on k.key operator(pg_catalog.=) f.key and k.deadline operator(pg_catalog.=) f.deadline',
       target.key, target.deadline, case when target.plain then 'h.ctid' else 'null::pg_catalog.tid' end,
       target.relation, target.matches, target.held, target.due);

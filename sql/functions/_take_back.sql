@@ -54,7 +54,7 @@ begin
     v_settled := array(select r.key from pgreaper._recorded(v_claim) as r);
     v_statement := format(
       'select pg_catalog.array_agg(f.key), pg_catalog.array_agg(f.deadline)'
-      '  from (select %1$s as key, %2$s as deadline from %3$s as h where %4$s and %5$s and %6$s) as f'
+      '  from (select %1$s as key, %2$s as deadline from %3$s as h where %4$s and case when %5$s and %6$s then true end) as f'
       '  join unnest($3, $2) as k (key, deadline) on k.key operator(pg_catalog.=) f.key and k.deadline operator(pg_catalog.=) f.deadline'
       ' where f.key operator(pg_catalog.<>) all ($4)',
       target.key, target.deadline, target.relation, target.matches, target.held, target.due);

@@ -4,8 +4,8 @@
 -- number of the list of them, a multixact: a row does not say which of the two it is, so a list is asked for only where there
 -- is one of that number.
 --
--- Most rows never bore a mark; others bear one of long ago, of the child that was inserted with a key to them.  So
--- nothing is looked up before the first row that has one, and then once for the statement.
+-- Most rows never bore a mark; others bear one of long ago, of the child that was inserted with a key to them: older
+-- than any transaction under way.  Only what is younger is asked about by itself.
 create function pgreaper._unlocked()
 returns text
 language sql
@@ -13,10 +13,10 @@ immutable
 security invoker
 as $function$
   select '(h.xmax operator(pg_catalog.=) ''0'''
-         ' or h.xmax operator(pg_catalog.<>) all ((select pgreaper._running())::pg_catalog.xid[])'
+         ' or (pg_catalog.age(h.xmax) operator(pg_catalog.>) (select pgreaper._oldest_age()) or not pgreaper._under_way(h.xmax))'
          ' and (pg_catalog.mxid_age(h.xmax) operator(pg_catalog.<) 1'
          '      or pg_catalog.mxid_age(h.xmax) operator(pg_catalog.>) (select pgreaper._multixacts())'
-         '      or pgreaper._unshared(h.xmax, (select pgreaper._running()))))';
+         '      or pgreaper._unshared(h.xmax)))';
 $function$;
 
 comment on function pgreaper._unlocked() is 'The SQL condition that no transaction under way has the row h locked.';

@@ -44,7 +44,7 @@ begin
       ) as o;
   end if;
 
-  if reaper_expire_batch.next is not null and cardinality(v_settled.others) = 0
+  if reaper_expire_batch.next is not null and cardinality(v_settled.others) = 0 and cardinality(v_settled.expired) > 0
     and not exists (select from pgreaper.claims as c where c.policy_id = (v_settled.policy).policy_id and c.finished_at is null) then
     v_next := pgreaper._claim((v_settled.policy).name, reaper_expire_batch.next, v_settled.worker, false, reaper_expire_batch.session,
       reaper_expire_batch.skew, reaper_expire_batch.search_path, v_settled);

@@ -115,6 +115,12 @@ def test_the_trail_tells_the_deadline_that_was_there(
     assert rows(db, "select 1 as same from pgreaper.history where key = '2' and deadline = '2001-02-03 04:05:06Z'")
 
 
+def unlocked(db: Connection) -> list[int]:
+    """The holds that nobody has locked, by their marks."""
+    (condition,) = rows(db, "select pgreaper._unlocked() as told")
+    return [row["id"] for row in rows(db, f"select id from holds as h where {condition['told']} order by id")]
+
+
 def test_a_mark_of_long_ago_is_no_lock(three: Holds, db: Connection, session: Callable[..., Session]):
     """Rows that once were locked, alone or by several at once, are told from those that are."""
     first, second = session(autocommit=False), session(autocommit=False)
@@ -128,14 +134,60 @@ def test_a_mark_of_long_ago_is_no_lock(three: Holds, db: Connection, session: Ca
         other.run("select from holds where id = 2 for key share")
     second.run("select from holds where id = 3 for update")
 
-    (condition,) = rows(db, "select pgreaper._unlocked() as told")
-    unlocked = f"select array_agg(h.id order by h.id) as found from holds as h where {condition['told']}"
     assert rows(db, "select count(distinct xmax::text) as n from holds where xmax <> '0'") == [{"n": 3}]
-    assert rows(db, unlocked)[0]["found"] == [1]
+    assert unlocked(db) == [1]
     second.connection.rollback()
-    assert rows(db, unlocked)[0]["found"] == [1, 3]
+    assert unlocked(db) == [1, 3]
     first.connection.rollback()
-    assert rows(db, unlocked)[0]["found"] == [1, 2, 3]
+    assert unlocked(db) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["", "with a number of our own"])
+def test_what_a_released_savepoint_has_locked_stays_locked(
+    holds: Holds, db: Connection, session: Callable[..., Session], own: bool
+):
+    """Its number has no lock in pg_locks any more; alone, in a list, of a child, and what was rolled back is free."""
+    holds.register()
+    holds.due(7)
+    db.execute("create table children (hold bigint references holds)")
+    first, second = session(autocommit=False), session(autocommit=False)
+    first.run("savepoint s")
+    first.run("select from holds where id = 2 for update")
+    first.run("release s")
+    first.run("savepoint s")
+    first.run("select from holds where id = 3 for update")
+    first.run("rollback to s")
+    for other in (first, second):
+        other.run("savepoint s")
+        other.run("select from holds where id = 4 for share")
+        other.run("release s")
+    second.run("savepoint s")
+    second.run("insert into children values (5)")
+    second.run("release s")
+    if own:
+        db.execute("begin")
+        db.execute("select pg_current_xact_id()")
+    assert unlocked(db) == [1, 3, 6, 7]
+    first.connection.commit()
+    assert unlocked(db) == [1, 2, 3, 6, 7]
+    second.connection.commit()
+    assert unlocked(db) == [1, 2, 3, 4, 5, 6, 7]
+    if own:
+        db.execute("rollback")
+
+
+def test_preview_and_verify_see_what_a_released_savepoint_has_locked(
+    three: Holds, db: Connection, session: Callable[..., Session]
+):
+    """A hold that is due, behind the cursor and locked is no hold that was forgotten."""
+    application = session(autocommit=False)
+    application.run("savepoint s")
+    application.run("select from holds where id = 2 for update")
+    application.run("release s")
+    assert ("2", "locked") in drain(db, "w")
+    assert three.states() == {1: "expired", 2: "held", 3: "expired"}
+    assert rows(db, "select locked from pgreaper.reaper_preview('holds')") == [{"locked": 1}]
+    assert rows(db, "select invariant from pgreaper.reaper_verify('holds') where not holds") == []
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,20 @@ def test_a_locked_hold_is_counted(committed, core, holds):
         assert settled(core, token, next=9) == ({"expired": 2, "locked": 1}, (None, None))
 
 
+def test_a_claim_that_came_to_nothing_is_asked_about_again(committed, core, holds):
+    """All of it was locked: the books have nothing to tell, and nothing is claimed on their behalf."""
+    holds.due(2)
+    core.register()
+    token, _, _ = claimed(core)
+    with committed() as other:
+        other.execute("begin")
+        other.execute("select from holds for update")
+        assert settled(core, token, next=9) == ({"locked": 2}, (None, None))
+        other.execute("rollback")
+    assert settled(core, token, next=9) == ({}, (None, None))
+    assert core.claim()
+
+
 def test_the_next_claim_comes_in_the_same_transaction(core, holds):
     """Of the same policy and worker, as large as asked for; none when nothing is left."""
     holds.due(7)
@@ -138,3 +152,24 @@ def test_where_the_clocks_are_put_forward_later_may_be_sooner(core):
     assert core.rows("select first_deadline, last_deadline from pgreaper.claims") == core.rows(
         "select '2026-03-29 01:00Z'::timestamptz, '2026-03-29 01:30Z'::timestamptz"
     )
+
+
+@pytest.mark.parametrize("call", ["reaper_expire", "reaper_expire_batch"])
+def test_a_trigger_that_changes_the_path_for_good_lets_no_stranger_in(committed, core, holds, call):
+    """What comes after the transition means the server's own names, whatever the caller's path has."""
+    holds.due(3)
+    core.register()
+    core.do(
+        "create schema evil",
+        "create function evil.unnest(text[]) returns setof text language sql as $$ select 'evil' $$",
+        "create function evil.cardinality(text[]) returns int language sql as $$ select 77 $$",
+        "create function path() returns trigger language plpgsql as"
+        " $$ begin perform pg_catalog.set_config('search_path', 'public', false); return new; end $$",
+        "create trigger path before update on holds for each row execute function path()",
+    )
+    token = core.claim()[0].token
+    core.do("set search_path = evil, pg_catalog, public")
+    if call == "reaper_expire":
+        assert core.expire(token) == dict.fromkeys("123", ("expired", "expired"))
+    else:
+        assert settled(core, token) == ({"expired": 3}, (None, None))

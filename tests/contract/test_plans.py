@@ -11,6 +11,9 @@ select pg_stat_get_xact_blocks_fetched('holds'::regclass)
        + (select sum(pg_stat_get_xact_blocks_fetched(indexrelid)) from pg_index where indrelid = 'holds'::regclass)
 """
 
+# Rows that an index led to.
+FETCHED = "select coalesce(idx_tup_fetch, 0) from pg_stat_xact_user_tables where relname = 'holds'"
+
 FORCED = [f"enable_{way} = off" for way in ("hashjoin", "mergejoin", "hashagg", "sort", "material")]
 
 
@@ -239,3 +242,43 @@ def test_a_look_at_nothing_reads_a_few_pages(committed, core, holds, look):
     for _ in range(7):  # from the sixth on with a plan for any parameters
         [(plan,)] = core.rows(f"explain (analyze, buffers, format json) {look}")
     assert plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"] <= 25
+
+
+@pytest.mark.parametrize("trigger", [False, True], ids=["straight", "careful"])
+@pytest.mark.parametrize("way", ["claim", "sweep", "retry", "lapsed"])
+def test_a_burst_after_the_last_statistics_is_not_read_again_for_each_batch(committed, core, holds, trigger, way):
+    """The planner believes that no row is held: it still finds the given ones where they are."""
+    core.do(
+        "insert into holds (status, expires_at)"
+        " select 'expired', now() - interval '2 days' from generate_series(1, 20000)",
+        "analyze holds",
+        "insert into holds (status, expires_at) select 'held', now() - interval '1 hour' + g * interval '1 ms'"
+        " from generate_series(1, 20000) as g",
+    )
+    if trigger:
+        core.do(
+            "create function nothing() returns trigger language plpgsql as $$ begin return new; end $$",
+            "create trigger nothing before update on holds for each row execute function nothing()",
+        )
+    core.register(max_attempts=9)
+    if way == "retry":
+        token = core.claim(batch=100)[0].token
+        core.do(
+            f"select pgreaper.reaper_fail('{token}', key, error_class => 'T', transient => true)"
+            f" from pgreaper.claims, unnest(keys) as key where token = '{token}'"
+        )
+        core.expire(token)
+        core.do("update pgreaper.failures set not_before = now()")
+    elif way == "lapsed":
+        core.claim(batch=100)
+        core.do("update pgreaper.claims set claim_until = now() - interval '1 s'")
+    with core.connection.transaction():
+        before = core.value(FETCHED)
+        if way == "sweep":
+            core.do("select pgreaper._sweep_step('p', 100, null, 'w', now(), null)")
+        else:
+            core.expire(core.claim(batch=100)[0].token)
+        fetched = core.value(FETCHED) - before
+    assert core.value("select count(*) > 0 from pgreaper.transitions")
+    # To go through the backlog once would be 20,000.
+    assert fetched < 2000
