@@ -268,8 +268,8 @@ def test_c069_batches_shrink_under_a_statement_timeout(db, holds, work, dsn):
     """What is too much for one statement goes in smaller ones, and nobody is blamed."""
     holds.due(150)
     holds.register(batch=100)
-    on_update(db, "perform pg_sleep(0.005);")
-    db.execute(f"alter database {db.info.dbname} set statement_timeout = '250ms'")
+    on_update(db, "perform pg_sleep(0.012);")
+    db.execute(f"alter database {db.info.dbname} set statement_timeout = '600ms'")
 
     run, lines = work()
 
