@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,7 @@ class Front:
     def __init__(self, port: int) -> None:
         self.port = port
         self.calls: list[Call] = []
+        self.receiving = threading.Lock()
         self.before: Callable[[str, dict[str, Any]], Any] = lambda operation, asked: None
         self.after: Callable[[str, dict[str, Any], dict[str, Any]], Any] = lambda operation, asked, answer: None
         front = self
@@ -66,7 +67,10 @@ class Front:
                 front.calls.append((operation, asked))
                 given = front.before(operation, asked)
                 if given is None:
-                    given = front.pass_on(port, dict(self.headers), body)
+                    # moto's threads give one message to two calls that ask at the same moment.
+                    alone = operation == "ReceiveMessage" and not asked.get("WaitTimeSeconds")
+                    with front.receiving if alone else nullcontext():
+                        given = front.pass_on(port, dict(self.headers), body)
                     if given[0] == 200:
                         other = front.after(operation, asked, given[1])
                         given = other if other == Front.CUT else (200, given[1] if other is None else other)
