@@ -31,10 +31,8 @@ begin
 
   -- A domain is spelled like its base type.
   loop
-    -- The name as _type_name() has it: of the column's own type.
-    select t.typtype, t.typcategory, case when t.typtype = 'd' then t.typbasetype else v_base end,
-           coalesce(v_name, format('%s.%I', t.typnamespace::regnamespace, t.typname))
-      into v_kind, v_category, v_base, v_name
+    select t.typtype, t.typcategory, case when t.typtype = 'd' then t.typbasetype else v_base end
+      into v_kind, v_category, v_base
       from pg_catalog.pg_type as t
      where t.oid = v_base;
     exit when v_kind <> 'd';
@@ -65,7 +63,7 @@ begin
       decode := null;
     else
       encode := '%1$s::pg_catalog.text';
-      decode := '(%1$s)::' || v_name;
+      decode := '(%1$s)::' || pgreaper._type_name(_key_part.type_id);
   end case;
 end;
 $function$;

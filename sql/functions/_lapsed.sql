@@ -6,7 +6,7 @@ stable
 security invoker
 as $function$
 begin
-  -- Nearly always, and then one probe is enough.
+  -- Nearly always there is no claim at all, and one probe tells.
   if not exists (select from pgreaper.claims as c where c.policy_id = _lapsed.policy_id and c.finished_at is null) then
     return false;
   end if;
