@@ -134,17 +134,26 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a policy may go: holds in a batch, and holds per second of the whole fleet, None: no limit."""
+
+    batch: int
+    rate_limit: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """
     What :meth:`Reaper.agenda` tells about a policy.
 
     ``wait``: seconds until there may be work, never negative; None: nothing lies ahead, or nobody looked.
-    ``cost``: seconds that looking took.
+    ``limited``: something is due, and waits for the policy's rate limit.  ``cost``: seconds that looking took.
     """
 
     policy: str
-    batch: int
+    pace: Pace
     wait: float | None
+    limited: bool
     cost: float
 
 
@@ -313,10 +322,12 @@ class Reaper:
         )  # fmt: skip
         return [str(name) for (name,) in rows]
 
-    def batches(self) -> dict[str, int]:
-        """Return the registered policies and the batch of each, paused ones too: all that a worker must know."""
-        rows = self._query("select name, batch from pgreaper.policies where unregistered_at is null order by name")
-        return {str(name): int(batch) for name, batch in rows}
+    def registered(self) -> dict[str, Pace]:
+        """Return the registered policies, paused ones too, and all that a worker must know of each."""
+        rows = self._query(
+            "select name, batch, rate_limit from pgreaper.policies where unregistered_at is null order by name"
+        )
+        return {str(name): Pace(*pace) for name, *pace in rows}
 
     # -- rights
 
@@ -605,14 +616,18 @@ class Reaper:
         Raises VersionMismatch when the database was upgraded to a version that this driver does not work on.
         """
         rows = self._query(
-            "select v.version, a.policy, a.batch, a.wait, a.cost"
+            "select v.version, a.policy, a.batch, a.rate_limit, a.wait, a.limited, a.cost"
             " from (select pgreaper.reaper_version()::text as version) as v"
             " left join pgreaper._agenda(policies => %s::text[], without => %s::text[], rescan => %s::text[]) as a"
             " on true order by a.policy",
             _texts(policies), list(without), list(rescan),
         )  # fmt: skip
         self.require_version(rows[0][0])
-        return [Look(*look) for _, *look in rows if look[0] is not None]
+        return [
+            Look(policy, Pace(batch, rate_limit), *look)
+            for _, policy, batch, rate_limit, *look in rows
+            if policy is not None
+        ]
 
     # -- the application's side of the race
 

@@ -505,7 +505,7 @@ class Listener:
 
     def _begin(self) -> None:
         self._session.connect(first=True)
-        registered = self._session.retrying(lambda r: r.batches())
+        registered = self._session.retrying(lambda r: r.registered())
         for name in self.settings.policies:
             if name not in registered:
                 raise unknown_policy(name, list(registered))

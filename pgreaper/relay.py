@@ -423,7 +423,7 @@ class Relay:
         try:
             opened = self._session.retrying(lambda r: r.relay(s.policy, relay=s.name, backfill=s.backfill))
         except UnknownPolicy:
-            raise unknown_policy(s.policy, list(self._session.retrying(lambda r: r.batches()))) from None
+            raise unknown_policy(s.policy, list(self._session.retrying(lambda r: r.registered()))) from None
         if s.payload and (missing := self._session.retrying(lambda r: r.missing_columns(s.policy, s.payload))):
             raise InvalidInput(
                 f"the target of policy {visible(s.policy)} has no column {', '.join(map(visible, missing))}",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import psycopg
 
-from pgreaper.api import DEAD_LETTER, EXPIRED, LOCKED, RETRY, TOO_SLOW, Batch, Look, Reaper, unknown_policy
+from pgreaper.api import DEAD_LETTER, EXPIRED, LOCKED, RETRY, TOO_SLOW, Batch, Look, Pace, Reaper, unknown_policy
 from pgreaper.connection import Address, worker_name
 from pgreaper.errors import (
     READ_ONLY,
@@ -191,6 +191,8 @@ class _Turn:
 
     def __init__(self, policy: str, batch: int) -> None:
         self.policy = policy
+        # Whether the policy has a rate limit.
+        self.paced = False
         self.full_batch = batch
         self.batch = batch
         self.ceiling = batch
@@ -417,7 +419,7 @@ class Worker:
 
             self._pool = Pool(self.settings.handler, self.settings.concurrency)
         self._session.connect(first=True)
-        self._enlist(self._session.retrying(lambda r: r.batches()))
+        self._enlist(self._session.retrying(lambda r: r.registered()))
         text = ""
         if self.settings.daemon:
             what = plural(len(self._turns), "policy").replace("policys", "policies")
@@ -432,6 +434,8 @@ class Worker:
                 began = time.monotonic()
                 try:
                     progressed = self._step(turn)
+                    if turn.paced and not self.settings.daemon and not turn.failures:
+                        self._await_rate(turn)
                 except (DatabaseUnavailable, WrongTransaction) as trouble:
                     self._busy += time.monotonic() - began
                     self._session.reconnect(trouble)
@@ -444,6 +448,8 @@ class Worker:
             elif all(turn.done for turn in self._turns):
                 self.result.ended = "once" if self.settings.once else "drained"
                 return
+            else:
+                self._stop.wait(self._until([t.resume_at for t in self._turns if not t.done]))
 
     def _ready(self) -> list[_Turn]:
         """The turns that come now: in a daemon those that are due, otherwise all that are not done."""
@@ -462,7 +468,8 @@ class Worker:
         now = time.monotonic()
         if progressed:
             turn.misses = 0
-            turn.due_at = 0.0  # Where there was something there is often more, and claiming costs no more than asking.
+            # Where there was something there is often more, and claiming costs no more than asking.
+            turn.due_at = None if turn.paced else 0.0
         elif turn.resume_at > now:
             turn.due_at = 0.0  # It failed and rests; to look first would only fail likewise.
         else:
@@ -472,6 +479,22 @@ class Worker:
                 turn.misses += 1
                 turn.resume_at = now + backoff(turn.misses, first=0.01, cap=self.settings.poll)
         turn.progressed = progressed
+
+    def _await_rate(self, turn: _Turn) -> None:
+        """A run that ends waits while the rate limit keeps it from what is due, and is not done with the policy."""
+        try:
+            looks, began = self._ask([turn.policy], [], [])
+        except ReaperError as trouble:
+            self._session.require_fit(trouble)
+            return
+        for look in looks:
+            if look.limited and look.wait is not None:
+                turn.done = False
+                turn.resume_at = began + look.wait + _AFTER_DUE
+            elif look.wait == 0 and turn.done:
+                # A portion has come in since the claim that was refused.
+                turn.misses += 1
+                turn.done = turn.misses >= _STALLED_BATCHES
 
     def _over(self) -> bool:
         """Whether the run ends here, and why."""
@@ -882,6 +905,7 @@ class Worker:
             self._pool is None
             and self._session.is_direct
             and turn.quick
+            and not turn.paced
             and not self.settings.once
             and not self._stop.requested
             and batch.attempt == 1
@@ -1044,8 +1068,8 @@ class Worker:
 
     # -- policies
 
-    def _enlist(self, registered: dict[str, int]) -> None:
-        """Refresh the round from the registered policies and their batches: keep the turns there are, add new ones."""
+    def _enlist(self, registered: dict[str, Pace]) -> None:
+        """Refresh the round from the registered policies and their paces: keep the turns there are, add new ones."""
         for name in self.settings.policies:
             if name not in registered and not self._turns:
                 raise unknown_policy(name, list(registered))
@@ -1054,8 +1078,10 @@ class Worker:
         wanted = self.settings.policies or [*registered, *(name for name, turn in known.items() if not turn.done)]
         self._turns = []
         for name in dict.fromkeys(wanted):
-            size = self.settings.batch or registered.get(name, 1)
+            pace = registered.get(name, Pace(1, None))
+            size = self.settings.batch or pace.batch
             turn = known.get(name) or _Turn(name, size)
+            turn.paced = pace.rate_limit is not None
             turn.resize(size)
             if name in registered:
                 turn.done = turn.done and not self.settings.daemon
@@ -1073,10 +1099,13 @@ class Worker:
             self._look_at_all(now)
         elif unknown := [t for t in self._turns if not t.done and t.due_at is None and t.wakes_at <= now]:
             self._look_at(unknown)
-        wakes = [self._poll_at, *(t.wakes_at for t in self._turns if not t.done)]
+        self._stop.wait(self._until([self._poll_at, *(t.wakes_at for t in self._turns if not t.done)]))
+
+    def _until(self, wakes: list[float]) -> float:
+        """Seconds until the first of these, or until the time of the run is over."""
         if self.settings.max_seconds is not None:
             wakes.append(self._started + self.settings.max_seconds)
-        self._stop.wait(min(wakes) - time.monotonic())
+        return min(wakes) - time.monotonic()
 
     def _look_at_all(self, now: float) -> None:
         """The poll: which policies are there, and when is there work for them?  One statement."""
@@ -1089,7 +1118,7 @@ class Worker:
         except ReaperError:
             self._look_at(turns)
             return
-        self._enlist({look.policy: look.batch for look in looks})
+        self._enlist({look.policy: look.pace for look in looks})
         if self._session.age > self.settings.poll:
             self._session.works()
         self._learn([t for t in self._turns if t.policy not in resting], looks, began)

@@ -94,6 +94,8 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/_retry_at.sql
 \ir functions/_retries.sql
 \ir functions/_allowance.sql
+\ir functions/_portion.sql
+\ir functions/_rationed.sql
 \ir functions/_suspicion.sql
 \ir functions/_moot.sql
 \ir functions/_close_moot.sql

@@ -84,6 +84,8 @@ FILES: tuple[str, ...] = (
     "functions/_retry_at.sql",
     "functions/_retries.sql",
     "functions/_allowance.sql",
+    "functions/_portion.sql",
+    "functions/_rationed.sql",
     "functions/_suspicion.sql",
     "functions/_moot.sql",
     "functions/_close_moot.sql",

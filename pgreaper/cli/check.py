@@ -84,7 +84,7 @@ def check(
         known = {s.policy for s in found}
         missing = [name for name in policy if name not in known]
         if missing:
-            raise unknown_policy(missing[0], list(reaper.batches()))
+            raise unknown_policy(missing[0], list(reaper.registered()))
         waiting = wait(reaper, list(policy) if policy else None)
         lag = None if max_relay_lag is None else _seconds(reaper, max_relay_lag, "--max-relay-lag")
         relays = [] if lag is None else [r for r in reaper.relays() if r.policy in known]

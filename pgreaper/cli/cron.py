@@ -269,7 +269,7 @@ def _wanted(
     if what != pg_cron.SWEEP and (policy is not None or any(value is not None for value in limits.values())):
         raise click.UsageError("--policy, --batch, --max-rows and --max-seconds are for the sweep")
     if policy is not None:
-        registered = list(reaper.batches())
+        registered = list(reaper.registered())
         if policy not in registered:
             raise unknown_policy(policy, registered)
     text = kind.schedule if schedule is None else schedule.strip()

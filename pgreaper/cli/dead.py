@@ -201,7 +201,7 @@ def discard(
 
 def _known(reaper: Reaper, policy: str | None) -> None:
     if policy is not None:
-        registered = list(reaper.batches())
+        registered = list(reaper.registered())
         if policy not in registered:
             raise unknown_policy(policy, registered)
 

@@ -41,7 +41,7 @@ def doctor(ctx: click.Context, *, policy: tuple[str, ...], database_url: str | N
     except UnknownPolicy:
         from pgreaper.api import Reaper
 
-        known = list(Reaper(connection).batches())
+        known = list(Reaper(connection).registered())
         raise unknown_policy(next(name for name in policy if name not in known), known) from None
     finally:
         connection.close()

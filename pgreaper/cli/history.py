@@ -23,7 +23,7 @@ def history(*, policy: str, key: str, database_url: str | None, as_json: bool) -
         try:
             entries = reaper.history(policy, key)
         except UnknownPolicy:
-            raise unknown_policy(policy, list(reaper.batches())) from None
+            raise unknown_policy(policy, list(reaper.registered())) from None
     if as_json:
         emit("history", policy=policy, key=key, entries=[document(entry) for entry in entries])
         return

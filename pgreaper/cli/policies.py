@@ -70,7 +70,7 @@ def unregister(*, policy: str, database_url: str | None, as_json: bool) -> None:
         try:
             reaper.unregister(policy)
         except UnknownPolicy:
-            raise unknown_policy(policy, list(reaper.batches())) from None
+            raise unknown_policy(policy, list(reaper.registered())) from None
     _tell("unregister", policy, "withdrawn; its history stays", as_json=as_json, changed=True)
 
 
@@ -88,7 +88,7 @@ def pause(*, policy: str, reason: str | None, database_url: str | None, as_json:
         try:
             changed = reaper.pause(policy, reason=reason)
         except UnknownPolicy:
-            raise unknown_policy(policy, list(reaper.batches())) from None
+            raise unknown_policy(policy, list(reaper.registered())) from None
     _tell("pause", policy, "paused" if changed else "was paused already", as_json=as_json, changed=changed)
 
 
@@ -101,7 +101,7 @@ def resume(*, policy: str, database_url: str | None, as_json: bool) -> None:
         try:
             changed = reaper.resume(policy)
         except UnknownPolicy:
-            raise unknown_policy(policy, list(reaper.batches())) from None
+            raise unknown_policy(policy, list(reaper.registered())) from None
     _tell("resume", policy, "goes on" if changed else "was not paused", as_json=as_json, changed=changed)
 
 

@@ -29,7 +29,7 @@ def preview(*, policy: str, database_url: str | None, as_json: bool) -> None:
             resting = reaper.resting([policy]).get(policy)
             suspended = reaper.suspended([policy]).get(policy)
         except UnknownPolicy:
-            raise unknown_policy(policy, list(reaper.batches())) from None
+            raise unknown_policy(policy, list(reaper.registered())) from None
         except DatabaseBusy as error:
             raise _whose_lock(reaper, policy, error) from None
     if as_json:

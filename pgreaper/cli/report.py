@@ -44,7 +44,7 @@ def report(
     from pgreaper.report import gather, span
 
     with database(database_url) as reaper:
-        registered = list(reaper.batches())
+        registered = list(reaper.registered())
         for policy in policies:
             if policy not in registered:
                 raise unknown_policy(policy, registered)

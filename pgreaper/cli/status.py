@@ -112,7 +112,7 @@ def status(
 def _read(reaper: Reaper, policy: str | None) -> Overview:
     found = look(reaper, None if policy is None else [policy])
     if policy is not None and not found.policies:
-        raise unknown_policy(policy, list(reaper.batches()))
+        raise unknown_policy(policy, list(reaper.registered()))
     return found
 
 

@@ -37,7 +37,7 @@ def verify(ctx: click.Context, *, policy: str | None, database_url: str | None, 
         try:
             found = reaper.verify(policy)
         except UnknownPolicy:
-            raise unknown_policy(policy or "", list(reaper.batches())) from None
+            raise unknown_policy(policy or "", list(reaper.registered())) from None
     broken = [v for v in found if not v.holds]
     if as_json:
         emit("verify", holds=not broken, checks=[document(v) for v in found], exit_code=3 if broken else 0)

@@ -8,6 +8,7 @@
 -- Promises
 --   * One row for each policy that is registered, in the order of their names.
 --   * `wait` in seconds, never negative: 0 something may be claimed now; NULL nothing lies ahead, or not looked at.
+--   * `limited`: something is due, and waits for the policy's rate limit, in holds per second.
 --   * `cost` in seconds: what looking at this policy took.
 --   * Writes nothing; a few index probes per policy.
 create function pgreaper._agenda(
@@ -16,7 +17,14 @@ create function pgreaper._agenda(
   rescan text[] default '{}',
   search_path text default pg_catalog.current_setting('search_path')
 )
-returns table (policy text, batch integer, wait double precision, cost double precision)
+returns table (
+  policy text,
+  batch integer,
+  rate_limit double precision,
+  wait double precision,
+  limited boolean,
+  cost double precision
+)
 language plpgsql
 volatile
 security invoker
@@ -27,7 +35,7 @@ as $function$
 declare
   v_now constant timestamptz := pgreaper._clock();
   v_policy pgreaper.policies;
-  v_next timestamptz;
+  v_look record;
   v_began timestamptz;
 begin
   for v_policy in
@@ -38,12 +46,15 @@ begin
   loop
     policy := v_policy.name;
     batch := v_policy.batch;
+    rate_limit := v_policy.rate_limit;
     wait := null;
+    limited := false;
     v_began := clock_timestamp();
     if v_policy.name <> all (_agenda.without) then
       begin
-        v_next := pgreaper._look(v_policy, v_now, v_policy.name = any (_agenda.rescan), _agenda.search_path);
-        wait := case when v_next is not null then greatest(0, extract(epoch from v_next - v_now)) end;
+        v_look := pgreaper._look(v_policy, v_now, v_policy.name = any (_agenda.rescan), _agenda.search_path);
+        wait := case when v_look.next is not null then greatest(0, extract(epoch from v_look.next - v_now)) end;
+        limited := v_look.limited;
       exception
         when others then
           wait := 0;

@@ -77,7 +77,7 @@ begin
   v_lapsed := pgreaper._lapsed(v_policy.policy_id, v_now);
   v_retry := coalesce(pgreaper._retry_at(v_policy.policy_id) <= v_now, false);
   -- Among many, somebody will have claimed these holds before it is our turn: then it is enough to see that there are some.
-  v_crowded := not _claim.rescan
+  v_crowded := not _claim.rescan and v_policy.rate_limit is null
     and (select count(*) from pgreaper.claims as c where c.policy_id = v_policy.policy_id and c.finished_at is null) >= c_crowd;
   v_fresh := pgreaper._due(v_policy, v_target, v_now, case when not _claim.rescan then v_cursor.position end,
     case when v_crowded then 1 else v_wanted end);
@@ -109,8 +109,9 @@ begin
   ) then
     return null;
   end if;
-  v_wanted := least(v_wanted, floor(pgreaper._allowance(v_policy, v_now, v_locked.rate_tokens, v_locked.rate_at))::integer);
-  if v_wanted <= 0 then
+  v_wanted := pgreaper._rationed(v_policy, v_now, v_locked,
+    case when v_crowded or v_retry or v_lapsed then v_wanted else cardinality(v_fresh.keys) end);
+  if v_wanted = 0 then
     return null;
   end if;
 

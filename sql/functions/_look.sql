@@ -4,8 +4,10 @@
 -- which begins at the oldest deadline, as a claim with `rescan` does.  With it a dead letter
 -- whose hold has moved on is work too: a claim closes it.
 --
+-- `limited`: something is due, and waits for the policy's rate limit.
+--
 -- Promises
---   * NULL when nothing lies ahead, and for a policy that is paused or passive; `clock` itself when something may be claimed now.
+--   * `next` NULL when nothing lies ahead, and for a policy that is paused or passive; `clock` itself when something may be claimed now.
 --   * Writes nothing; a few index probes, with `rescan` one more for each dead letter, up to 1000.
 --
 -- Raises
@@ -14,9 +16,10 @@ create function pgreaper._look(
   policy pgreaper.policies,
   clock timestamptz,
   rescan boolean,
-  search_path text
+  search_path text,
+  out next timestamptz,
+  out limited boolean
 )
-returns timestamptz
 language plpgsql
 volatile
 security invoker
@@ -27,12 +30,13 @@ declare
   v_statement text;
   v_cursor pgreaper.cursors;
   v_suspicion record;
-  v_allowance double precision;
+  v_due integer;
+  v_lacking double precision;
   v_deadline timestamptz;
-  v_next timestamptz;
 begin
+  limited := false;
   if policy.paused_at is not null or pgreaper._subscription(policy) is not null then
-    return null;
+    return;
   end if;
 
   v_target := pgreaper._target(policy, _look.search_path);
@@ -40,15 +44,20 @@ begin
 
   v_suspicion := pgreaper._suspicion(policy, v_cursor);
   if v_suspicion.suspect and v_suspicion.until > _look.clock then
-    return v_suspicion.until;
+    next := v_suspicion.until;
+    return;
   end if;
 
-  if cardinality((pgreaper._due(policy, v_target, _look.clock, case when not _look.rescan then v_cursor.position end, 1)).keys) > 0 then
-    v_allowance := pgreaper._allowance(policy, _look.clock, v_cursor.rate_tokens, v_cursor.rate_at);
-    if v_allowance is null or v_allowance >= 1 then
-      return _look.clock;
+  v_due := cardinality((pgreaper._due(policy, v_target, _look.clock, case when not _look.rescan then v_cursor.position end,
+    coalesce(pgreaper._portion(policy), 1))).keys);
+  if v_due > 0 then
+    v_lacking := v_due - pgreaper._allowance(policy, _look.clock, v_cursor.rate_tokens, v_cursor.rate_at);
+    limited := coalesce(v_lacking > 0, false);
+    if not limited then
+      next := _look.clock;
+      return;
     end if;
-    v_next := _look.clock + make_interval(secs => (1 - v_allowance) / policy.rate_limit);
+    next := _look.clock + make_interval(secs => v_lacking / policy.rate_limit);
   end if;
 
   v_statement := format(
@@ -58,7 +67,7 @@ begin
   execute v_statement into v_deadline using v_cutoff;
   perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
-  v_next := least(v_next, v_deadline + policy.grace, pgreaper._retry_at(policy.policy_id),
+  next := least(next, v_deadline + policy.grace, pgreaper._retry_at(policy.policy_id),
     -- A claim bound to a session is watched more closely than its lease.
     (select min(case when c.session_pid is null then c.claim_until
                      else least(c.claim_until, coalesce(c.session_lost_at + interval '5 seconds', _look.clock + interval '1 second')) end)
@@ -66,11 +75,10 @@ begin
       where c.policy_id = policy.policy_id and c.finished_at is null));
 
   -- A claim that finds nothing else closes them.
-  if _look.rescan and (v_next > _look.clock) is not false
+  if _look.rescan and (next > _look.clock) is not false
     and cardinality((pgreaper._moot(policy, v_target, _look.clock)).keys) > 0 then
-    return _look.clock;
+    next := _look.clock;
   end if;
-  return v_next;
 end;
 $function$;
 

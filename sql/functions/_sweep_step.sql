@@ -101,9 +101,8 @@ begin
   end if;
 
   if v_policy.rate_limit is not null then
-    v_wanted := least(v_wanted, floor(pgreaper._allowance(v_policy, v_now, v_cursor.rate_tokens, v_cursor.rate_at))::integer);
-    -- Sweeps that met may have overdrawn it.
-    if v_wanted <= 0 then
+    v_wanted := pgreaper._rationed(v_policy, v_now, v_cursor, least(v_wanted, pgreaper._portion(v_policy)));
+    if v_wanted = 0 then
       v_step.more := true;
       return v_step;
     end if;

@@ -36,7 +36,7 @@ begin
      where p.unregistered_at is null
        and (reaper_next_due.policy is null or p.name = reaper_next_due.policy)
   loop
-    v_next := least(v_next, pgreaper._look(v_policy, v_now, false, reaper_next_due.search_path));
+    v_next := least(v_next, (pgreaper._look(v_policy, v_now, false, reaper_next_due.search_path)).next);
     exit when v_next <= v_now;
   end loop;
 

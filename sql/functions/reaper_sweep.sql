@@ -145,9 +145,9 @@ begin
     end if;
     if v_index > cardinality(v_names) then
       v_index := 1;
-      -- All that is left waits for its rate limit.
+      -- All that is left waits for its rate limit, or for other sweeps.
       if v_waiting then
-        perform pg_sleep(0.05);
+        perform pg_sleep(0.02);
       end if;
       v_waiting := true;
     end if;

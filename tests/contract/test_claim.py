@@ -306,6 +306,37 @@ def test_the_rate_limit_bounds_the_holds(core, holds, set_clock):
     assert len(core.claim()) == 10
 
 
+def test_the_rate_limit_lets_whole_portions_go(core, holds, set_clock):
+    """A portion is a batch or what comes in within half a second: many who ask do not share out less."""
+    holds.due(430)
+    core.register(rate_limit=100, batch=500)
+    set_clock("2040-01-01 00:00:00Z")
+    assert [len(core.claim()) for _ in range(2)] == [100, 0]
+    set_clock("2040-01-01 00:00:00.49Z")
+    assert core.claim() == []
+    assert len(core.claim(batch=7)) == 7
+    set_clock("2040-01-01 00:00:00.60Z")
+    assert len(core.claim()) == 53
+    core.register(rate_limit=100, batch=30)
+    set_clock("2040-01-01 00:00:00.89Z")
+    assert core.claim() == []
+    set_clock("2040-01-01 00:00:00.90Z")
+    assert len(core.claim()) == 30
+
+
+def test_fewer_holds_than_a_portion_go_at_once(core, holds, set_clock):
+    """Two are due and two may go: they do not wait for a portion that nobody needs."""
+    holds.due(101)
+    core.register(rate_limit=100)
+    set_clock("2040-01-01 00:00:00Z")
+    assert len(core.claim()) == 100
+    core.do("insert into holds (expires_at) values ('2039-12-31Z')")
+    assert core.claim() == []
+    set_clock("2040-01-01 00:00:00.02Z")
+    assert core.rows("select wait, limited from pgreaper._agenda()") == [(0, False)]
+    assert len(core.claim()) == 2
+
+
 def test_a_rate_limit_that_sweeps_have_overdrawn_is_waited_for(core, holds, set_clock):
     """Two sweeps that met spend the same second's worth: nobody fails, and the debt is paid before more is let go."""
     holds.due(50)

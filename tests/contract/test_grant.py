@@ -101,7 +101,7 @@ def shop(core: Any, roles: Roles) -> Callable[..., None]:
 def work_through(reaper: Reaper, core: Any, lay: Callable[..., None]) -> None:
     """All that a worker does, without Python's worker around it."""
     reaper.server()
-    reaper.batches()
+    reaper.registered()
     (status,) = reaper.status()
     if status.state == "broken":
         raise AccessDenied(status.reason or status.state, sqlstate="42501")

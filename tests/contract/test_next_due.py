@@ -88,6 +88,27 @@ def test_until_the_rate_limit_lets_one_go(core, holds, still):
     assert sleep(core) == timedelta(seconds=0.5)
 
 
+def test_until_the_rate_limit_lets_a_portion_go(core, holds, still):
+    """What comes in within half a second, or a batch, or all that is due, where that is less."""
+    core.do("insert into holds (expires_at) select '2039-12-31Z' from generate_series(1, 180)")
+    core.register(rate_limit=100, lease="1 hour")
+    core.claim()
+    assert sleep(core) == timedelta(seconds=0.5)
+    assert core.rows("select wait, limited from pgreaper._agenda()") == [(0.5, True)]
+    core.register(rate_limit=100, lease="1 hour", batch=5)
+    assert sleep(core) == timedelta(seconds=0.05)
+    core.do("delete from holds where id > 110")
+    core.register(rate_limit=100, lease="1 hour")
+    assert sleep(core) == timedelta(seconds=0.1)
+
+
+def test_only_what_is_due_is_limited(core, holds, still):
+    hold(core, "2040-01-01 00:00:01Z")
+    core.register(rate_limit=1)
+    core.do("update pgreaper.cursors set rate_tokens = 0, rate_at = pgreaper._clock()")
+    assert core.rows("select wait, limited from pgreaper._agenda()") == [(1.0, False)]
+
+
 def test_a_paused_policy_has_nothing_ahead(core, holds, still):
     """Promise: NULL."""
     hold(core, "2039-12-31Z")

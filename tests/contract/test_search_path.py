@@ -226,7 +226,7 @@ def test_c060_nothing_is_hijacked(hostile, core, dsn, kind):
     def look() -> None:
         reaper.status()
         reaper.policies()
-        reaper.batches()
+        reaper.registered()
         reaper.dead_letters()
         reaper.dead_letters("p", key="1", error_class="X", older_than="1 hour")
         reaper.dead(["p"])

@@ -178,6 +178,14 @@ def test_the_rate_limit_is_kept(core, holds):
     assert 100 <= sweep(core, max_seconds=0.3) < 300
 
 
+def test_the_rate_limit_lets_whole_portions_go(core, holds):
+    """What comes in within half a second goes together, however often the sweep looks."""
+    holds.due(200)
+    core.register(rate_limit=100, batch=500)
+    assert sweep(core) == 200
+    assert core.value("select array_agg(holds order by at) from pgreaper.transitions") == [50, 50, 50, 50]
+
+
 def test_a_run_that_finds_nothing_writes_nothing(core, holds, wal_written):
     """Promise."""
     holds.ahead(5)

@@ -152,7 +152,7 @@ def test_who_has_more_power_than_the_owner_is_refused_and_a_worker_is_not(strang
         reaper = Reaper(connection)
         if caller in ("worker", "bypassrls", "itself"):
             assert reaper.server().version == reaper.version()
-            reaper.batches()
+            reaper.registered()
             return
         for call in (reaper.server, reaper.version):
             with pytest.raises(
