@@ -52,6 +52,8 @@ _RESCAN_SHARE: Final = 75.0
 _AFTER_DUE: Final = 0.001
 # A batch that takes longer keeps the other policies, the application and a signal waiting: the next ones are smaller.
 _LONG_BATCH: Final = 1.0
+# Under a rate limit a batch is followed by the time in which as much comes in, of so many seconds at most.
+_LONGEST_PACE: Final = 1.0
 # A batch that takes less says that the next one may be claimed together with its end.
 _QUICK_BATCH: Final = 0.2
 # A claim whose transition has cost so many connections is left to lapse: some hold of it may kill its backend.
@@ -191,8 +193,8 @@ class _Turn:
 
     def __init__(self, policy: str, batch: int) -> None:
         self.policy = policy
-        # Whether the policy has a rate limit.
-        self.paced = False
+        # Holds per second that the whole fleet may take; None: no limit.
+        self.rate_limit: float | None = None
         self.full_batch = batch
         self.batch = batch
         self.ceiling = batch
@@ -434,8 +436,6 @@ class Worker:
                 began = time.monotonic()
                 try:
                     progressed = self._step(turn)
-                    if turn.paced and not self.settings.daemon and not turn.failures:
-                        self._await_rate(turn)
                 except (DatabaseUnavailable, WrongTransaction) as trouble:
                     self._busy += time.monotonic() - began
                     self._session.reconnect(trouble)
@@ -468,8 +468,7 @@ class Worker:
         now = time.monotonic()
         if progressed:
             turn.misses = 0
-            # Where there was something there is often more, and claiming costs no more than asking.
-            turn.due_at = None if turn.paced else 0.0
+            turn.due_at = 0.0  # Where there was something there is often more, and claiming costs no more than asking.
         elif turn.resume_at > now:
             turn.due_at = 0.0  # It failed and rests; to look first would only fail likewise.
         else:
@@ -481,7 +480,7 @@ class Worker:
         turn.progressed = progressed
 
     def _await_rate(self, turn: _Turn) -> None:
-        """A run that ends waits while the rate limit keeps it from what is due, and is not done with the policy."""
+        """Nothing was to be had: a run that ends is not done while the rate limit keeps it from what is due."""
         try:
             looks, began = self._ask([turn.policy], [], [])
         except ReaperError as trouble:
@@ -491,7 +490,7 @@ class Worker:
             if look.limited and look.wait is not None:
                 turn.done = False
                 turn.resume_at = began + look.wait + _AFTER_DUE
-            elif look.wait == 0 and turn.done:
+            elif look.wait == 0:
                 # A portion has come in since the claim that was refused.
                 turn.misses += 1
                 turn.done = turn.misses >= _STALLED_BATCHES
@@ -588,8 +587,13 @@ class Worker:
         if batch is None:
             turn.losses = 0
             turn.done = not self.settings.daemon
+            if turn.done and turn.rate_limit is not None:
+                self._await_rate(turn)
             return False
 
+        if turn.rate_limit is not None and batch.holds >= min(turn.asked, turn.rate_limit / 2):
+            # There will be more: evenly, whatever has been saved up.
+            turn.resume_at = began + min(batch.holds / turn.rate_limit, _LONGEST_PACE)
         run.claims += 1
         run.claimed += batch.holds
         if turn.tried and batch.attempt > 1 and not self.settings.daemon and self._was_tried(turn, batch):
@@ -905,7 +909,7 @@ class Worker:
             self._pool is None
             and self._session.is_direct
             and turn.quick
-            and not turn.paced
+            and turn.rate_limit is None
             and not self.settings.once
             and not self._stop.requested
             and batch.attempt == 1
@@ -1081,7 +1085,7 @@ class Worker:
             pace = registered.get(name, Pace(1, None))
             size = self.settings.batch or pace.batch
             turn = known.get(name) or _Turn(name, size)
-            turn.paced = pace.rate_limit is not None
+            turn.rate_limit = pace.rate_limit
             turn.resize(size)
             if name in registered:
                 turn.done = turn.done and not self.settings.daemon

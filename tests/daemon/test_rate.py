@@ -20,7 +20,7 @@ def claims(db: Any) -> tuple[int, int, float]:
 
 
 def test_a_run_waits_for_the_rate_limit(db, holds, work):
-    """Two hundred and fifty at a hundred a second: a second's worth at once, the rest as it comes in."""
+    """Two hundred and fifty at a hundred a second: a second's worth, a second later another, the rest after a third."""
     holds.due(250)
     holds.register(rate_limit=100)
 
@@ -28,8 +28,8 @@ def test_a_run_waits_for_the_rate_limit(db, holds, work):
 
     assert (run.expired, run.ended, run.exit_code) == (250, "drained", 0)
     number, largest, seconds = claims(db)
-    assert (number, largest) == (4, 100)
-    assert seconds > 1.4
+    assert (number, largest) == (3, 100)
+    assert seconds > 1.9
 
 
 def test_a_run_does_not_wait_for_what_is_not_due_yet(holds, work):
@@ -107,7 +107,8 @@ def test_a_fleet_under_a_rate_limit_takes_whole_portions(db, holds, start, wait_
     wait_until("select count(*) = 3000 from holds where status = 'expired'")
 
     number, largest, seconds = claims(db)
-    assert (number, largest) == (5, 1000)
+    assert number <= 5, "1000 at once, and then 500 at least"
+    assert largest == 1000
     assert seconds > 1.9
 
 
@@ -119,7 +120,7 @@ def test_a_batch_that_was_asked_for_is_a_bound(db, holds, work):
     work(batch=5, max_rows=60)
     assert claims(db)[:2] == (12, 5)
     work(batch=1000)
-    assert claims(db)[0] == 15
+    assert claims(db)[0] <= 15
 
 
 def test_a_portion_that_comes_in_after_a_refusal_is_taken(holds, work, monkeypatch):
