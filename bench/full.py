@@ -42,7 +42,7 @@ class Sizes:
     application: int = 1_000_000
     future: int = 100_000
     rate: int = 200
-    limit: int = 1_000
+    limit: int = 500
     quiet: float = 10
 
 

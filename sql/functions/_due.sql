@@ -26,7 +26,12 @@ declare
   v_statement text;
   v_from timestamptz := _due.start;
   v_taken text[];
+  v_scan text;
+  v_unleased text;
+  v_failure text;
   v_failed boolean;
+  v_whole boolean;
+  v_ahead bigint;
   v_limit integer;
   v_scanned integer;
   v_last timestamptz;
@@ -50,37 +55,40 @@ begin
   v_limit := _due.wanted + cardinality(v_taken);
 
   loop
-    v_statement := format(
-      'select pg_catalog.array_agg(s.key) filter (where s.free), pg_catalog.array_agg(s.deadline) filter (where s.free),'
-      '       pg_catalog.array_agg(s.hint) filter (where s.free), pg_catalog.count(*), pg_catalog.max(s.deadline)'
-      '  from (select s.*, %9$s and %10$s as free'
-      '          from (select %1$s as key, %2$s as deadline, %3$s as hint'
-      '                  from %4$s as h'
-      '                 where %5$s and %6$s and %7$s'
-      '                 order by %8$s'
-      '                 limit $4) as s %11$s) as s',
+    v_scan := format(
+      'select %1$s as key, %2$s as deadline, %3$s as hint from %4$s as h where %5$s and %6$s and %7$s order by %8$s limit $4',
       target.key, target.deadline, case when target.plain then 'h.ctid' else 'null::pg_catalog.tid' end,
       target.relation, target.held, target.due,
       case when v_from is null then 'true' else target.beyond end,
-      target.deadline_order,
-      -- IS NOT TRUE and not NOT: the negated form is not hashed everywhere.
-      case when cardinality(v_taken) = 0 then 'true' else '(s.key operator(pg_catalog.=) any ($3)) is not true' end,
-      case when v_failed and v_limit >= c_large then 'x.key is null'
-           when v_failed
-           then 'not exists (select from pgreaper.failures as x'
-                ' where x.policy_id operator(pg_catalog.=) $5'
-                ' and x.key operator(pg_catalog.=) s.key and x.deadline operator(pg_catalog.=) s.deadline)'
-           else 'true' end,
-      -- So many failures lie before what is free that they are read as a whole; a join may change the order.
-      case when v_failed and v_limit >= c_large
-           then 'left join pgreaper.failures as x on x.policy_id operator(pg_catalog.=) $5'
-                ' and x.key operator(pg_catalog.=) s.key and x.deadline operator(pg_catalog.=) s.deadline'
-                ' order by s.deadline'
-           else '' end);
+      target.deadline_order);
+    -- IS NOT TRUE and not NOT: the negated form is not hashed everywhere.
+    v_unleased := case when cardinality(v_taken) = 0 then 'true' else '(s.key operator(pg_catalog.=) any ($3)) is not true' end;
+    v_failure := 'exists (select from pgreaper.failures as x'
+      ' where x.policy_id operator(pg_catalog.=) $5'
+      ' and x.key operator(pg_catalog.=) s.key and (x.deadline operator(pg_catalog.=) s.deadline) is true)';
+    v_whole := v_failed and v_limit >= c_large;
+    if v_whole then
+      -- So many failures lie before what is free that they are read as a whole, and only what is free is sorted.
+      v_statement := format(
+        'select pg_catalog.array_agg(f.key), pg_catalog.array_agg(f.deadline), pg_catalog.array_agg(f.hint)'
+        '  from (select s.* from (%1$s) as s where %2$s and not %3$s order by s.deadline limit $6) as f',
+        v_scan, v_unleased, v_failure);
+    else
+      v_statement := format(
+        'select pg_catalog.array_agg(s.key) filter (where s.free), pg_catalog.array_agg(s.deadline) filter (where s.free),'
+        '       pg_catalog.array_agg(s.hint) filter (where s.free), pg_catalog.count(*), pg_catalog.max(s.deadline)'
+        '  from (select s.*, %2$s and %3$s as free from (%1$s) as s) as s',
+        v_scan, v_unleased, case when v_failed then 'not ' || v_failure else 'true' end);
+    end if;
     perform set_config('search_path', target.search_path, true);
     execute v_statement
        into v_page.keys, v_page.deadlines, v_page.hints, v_scanned, v_last
-      using v_cutoff, v_from, v_taken, v_limit, policy.policy_id;
+      using v_cutoff, v_from, v_taken, v_limit, policy.policy_id, _due.wanted;
+    if v_whole and coalesce(cardinality(v_page.keys), 0) < _due.wanted then
+      execute format('select pg_catalog.count(*), pg_catalog.max(s.deadline) from (%s) as s', v_scan)
+         into v_scanned, v_last
+        using v_cutoff, v_from, v_taken, v_limit;
+    end if;
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
     v_batch.keys := v_batch.keys || v_page.keys;
@@ -94,6 +102,11 @@ begin
     v_limit := v_limit * case when v_last = v_from then 4 else 2 end;
     v_from := v_last;
     v_taken := v_taken || v_page.keys;
+    -- Hardly anything but failures: likely so many more lie before the first that is free.
+    if v_failed and v_ahead is null and coalesce(cardinality(v_page.keys), 0) < v_scanned / 8 then
+      select count(*) into v_ahead from pgreaper.failures as f where f.policy_id = policy.policy_id and f.deadline >= v_last;
+      v_limit := greatest(v_limit, _due.wanted + cardinality(v_taken) + v_ahead);
+    end if;
   end loop;
 
   if cardinality(v_batch.keys) > _due.wanted then

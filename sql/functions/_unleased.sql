@@ -21,7 +21,7 @@ as $function$
     '  from (select %1$s as key, %2$s as deadline, %3$s as locked'
     '          from %4$s as h where %5$s and %6$s and %7$s order by %8$s limit $4) as s'
     '  left join pgreaper.failures as f on f.policy_id operator(pg_catalog.=) $5'
-    '   and f.key operator(pg_catalog.=) s.key and f.deadline operator(pg_catalog.=) s.deadline'
+    '   and f.key operator(pg_catalog.=) s.key and (f.deadline operator(pg_catalog.=) s.deadline) is true'
     -- IS NOT TRUE and not NOT: the negated form is not hashed everywhere.
     ' where (s.key operator(pg_catalog.=) any ($3)) is not true',
     target.key, target.deadline,
