@@ -63,10 +63,12 @@ begin
       target.deadline_order);
     -- IS NOT TRUE and not NOT: the negated form is not hashed everywhere.
     v_unleased := case when cardinality(v_taken) = 0 then 'true' else '(s.key operator(pg_catalog.=) any ($3)) is not true' end;
-    v_failure := 'exists (select from pgreaper.failures as x'
-      ' where x.policy_id operator(pg_catalog.=) $5'
-      ' and x.key operator(pg_catalog.=) s.key and (x.deadline operator(pg_catalog.=) s.deadline) is true)';
     v_whole := v_failed and v_limit >= c_large;
+    v_failure := format(
+      'exists (select from pgreaper.failures as x'
+      ' where x.policy_id operator(pg_catalog.=) $5 and x.key operator(pg_catalog.=) s.key and %s)',
+      -- IS TRUE, so that they are not merged by the deadline: thousands may have the same.
+      case when v_whole then '(x.deadline operator(pg_catalog.=) s.deadline) is true' else 'x.deadline operator(pg_catalog.=) s.deadline' end);
     if v_whole then
       -- So many failures lie before what is free that they are read as a whole, and only what is free is sorted.
       v_statement := format(

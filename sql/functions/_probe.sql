@@ -69,7 +69,7 @@ begin
     '          where not exists (select from pg_catalog.unnest($3) as t (key) where t.key operator(pg_catalog.=) s.key)'
     '            and not exists (select from pgreaper.failures as x'
     '                             where x.policy_id operator(pg_catalog.=) $5'
-    '                               and x.key operator(pg_catalog.=) s.key and (x.deadline operator(pg_catalog.=) s.deadline) is true)'
+    '                               and x.key operator(pg_catalog.=) s.key and x.deadline operator(pg_catalog.=) s.deadline)'
     '          order by %10$s limit $6) as f',
     target.key, target.deadline, case when target.plain then 'h.ctid' else 'null::pg_catalog.tid' end,
     target.relation, target.held, target.due,

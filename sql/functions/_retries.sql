@@ -73,7 +73,7 @@ begin
      using (
        select m.key
          from pgreaper.failures as m
-         join unnest(v_keys, v_deadlines) as k (key, deadline) on m.key = k.key and (m.deadline = k.deadline) is true
+         join unnest(v_keys, v_deadlines) as k (key, deadline) on m.key = k.key and m.deadline = k.deadline
         where m.policy_id = policy.policy_id
           and m.key <> all (v_batch.keys)
           for update of m skip locked

@@ -248,7 +248,7 @@ begin
       select m.key
         from pgreaper.failures as m
         join unnest(others) as o on o.key = m.key and o.outcome = 'locked'
-        join unnest(batch.keys, batch.deadlines) as b (key, deadline) on b.key = m.key and (b.deadline = m.deadline) is true
+        join unnest(batch.keys, batch.deadlines) as b (key, deadline) on b.key = m.key and b.deadline = m.deadline
        where m.policy_id = policy.policy_id
          and m.not_before <= _transition.clock
        order by m.key

@@ -20,6 +20,7 @@ as $function$
     'select s.deadline, s.locked, f.not_before, f.key is null as free'
     '  from (select %1$s as key, %2$s as deadline, %3$s as locked'
     '          from %4$s as h where %5$s and %6$s and %7$s order by %8$s limit $4) as s'
+    -- IS TRUE, so that they are not merged by the deadline: thousands may have the same.
     '  left join pgreaper.failures as f on f.policy_id operator(pg_catalog.=) $5'
     '   and f.key operator(pg_catalog.=) s.key and (f.deadline operator(pg_catalog.=) s.deadline) is true'
     -- IS NOT TRUE and not NOT: the negated form is not hashed everywhere.

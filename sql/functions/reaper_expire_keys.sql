@@ -107,7 +107,7 @@ begin
         from unnest(v_named) as n
        where n.held and n.due
          and not exists (select from pgreaper.failures as f
-                          where f.policy_id = v_policy.policy_id and f.key = n.key and (f.deadline = n.deadline) is true and f.not_before > v_now)
+                          where f.policy_id = v_policy.policy_id and f.key = n.key and f.deadline = n.deadline and f.not_before > v_now)
        order by n.deadline, n.key
        limit greatest(v_wanted, 0)
     ) as c;
@@ -181,7 +181,7 @@ begin
             select u.key, u.outcome, u.state from unnest(v_others) as u
           ) as o on o.key = n.key
           left join unnest(v_moved) as m on m.key = n.key
-          left join pgreaper.failures as f on f.policy_id = v_policy.policy_id and f.key = n.key and (f.deadline = n.deadline) is true
+          left join pgreaper.failures as f on f.policy_id = v_policy.policy_id and f.key = n.key and f.deadline = n.deadline
       ) as a;
 
   -- Should a trigger have set the path for the whole session, ours would stay until the caller's commit.

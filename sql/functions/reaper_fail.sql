@@ -109,7 +109,7 @@ begin
   select r.outcome, f.attempts, f.not_before into v_decision
     from pgreaper._recorded(v_claim) as r
     left join pgreaper.failures as f
-      on f.policy_id = v_claim.policy_id and f.key = r.key and (f.deadline = v_claim.deadlines[v_position]) is true
+      on f.policy_id = v_claim.policy_id and f.key = r.key and f.deadline = v_claim.deadlines[v_position]
    where r.key = reaper_fail.key;
   return v_decision;
 end;

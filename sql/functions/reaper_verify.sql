@@ -116,7 +116,7 @@ begin
         'select pg_catalog.count(*), pg_catalog.min(f.key)'
         '  from (select %1$s as key, %2$s as deadline from %3$s as h where %4$s and %5$s and %6$s) as f'
         ' where not exists (select from pgreaper.failures as x where x.policy_id operator(pg_catalog.=) $4'
-        '                      and x.key operator(pg_catalog.=) f.key and (x.deadline operator(pg_catalog.=) f.deadline) is true)'
+        '                      and x.key operator(pg_catalog.=) f.key and x.deadline operator(pg_catalog.=) f.deadline)'
         '   and not exists (select from pgreaper.claims as c where c.policy_id operator(pg_catalog.=) $4'
         '                      and c.finished_at is null and f.key operator(pg_catalog.=) any (c.keys))',
         v_target.key, v_target.deadline, v_target.relation, v_target.held, v_target.due,

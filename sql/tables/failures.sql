@@ -19,9 +19,8 @@ create table pgreaper.failures (
 );
 
 create index failures_not_before on pgreaper.failures (policy_id, not_before);
--- For ranges.  One failure is looked up by its key, with the deadline compared `is true`, which no index serves: a million
--- of them may have one deadline, and a planner without statistics takes this index all the same.
-create index failures_deadline on pgreaper.failures (policy_id, deadline);
+-- With the key: a million of them may have one deadline, and a planner without statistics looks up a single one here.
+create index failures_deadline on pgreaper.failures (policy_id, deadline, key);
 
 comment on table pgreaper.failures is 'Holds that wait for a retry, and dead letters.';
 comment on column pgreaper.failures.policy_id is 'The policy.';

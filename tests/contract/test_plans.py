@@ -199,28 +199,48 @@ def test_dead_letters_behind_the_cursor_cost_a_probe_nothing(core, many):
     assert core.value(read) - before <= 10
 
 
-def test_dead_letters_before_what_is_free_are_read_as_a_whole(committed, core, holds):
-    """A rescan past any number of them takes the oldest of the rest in order, and looks none of them up by itself."""
+@pytest.mark.parametrize("settings", [[], ["enable_hashjoin = off"]], ids=["plain", "not hashed"])
+@pytest.mark.parametrize("statistics", ["known", "unknown", "of others"])
+@pytest.mark.parametrize("apart", ["1 ms", "0"], ids=["apart", "shared"])
+def test_dead_letters_before_what_is_free_are_read_as_a_whole(committed, core, holds, apart, statistics, settings):
+    """
+    A rescan past any number of them takes the oldest of the rest in order, and looks none of them up by itself.
+
+    Also where all have one deadline, which makes every look by the deadline a look at all of them.
+    """
     core.do(
-        "insert into holds (expires_at) select now() - interval '1 day' + g * interval '1 ms'"
-        " from generate_series(1, 40100) as g order by random()",
+        f"insert into holds (expires_at) select now() - interval '1 day' + g * interval '{apart}'"
+        " from generate_series(1, 40000) as g order by random()",
+        "insert into holds (expires_at) select now() - interval '1 hour' + g * interval '1 ms'"
+        " from generate_series(1, 600) as g order by random()",
         "vacuum analyze holds",
     )
     core.register()
+    other = """
+        insert into pgreaper.failures
+          (policy_id, key, deadline, attempts, first_seen_at, failed_at, not_before, error_class)
+        select p.policy_id, (1000000 + g)::text, now() - interval '2 days' + g * interval '1 s', 1, now(), now(),
+               'infinity', 'x'
+          from pgreaper.policies as p, generate_series(1, 1000) as g
+    """
     core.do(
+        "alter table pgreaper.failures set (autovacuum_enabled = off)",
+        *([other, "vacuum analyze pgreaper.failures"] if statistics == "of others" else []),
         "insert into pgreaper.failures"
         " (policy_id, key, deadline, attempts, first_seen_at, failed_at, not_before, error_class)"
         " select p.policy_id, h.id::text, h.expires_at, 1, now(), now(), 'infinity', 'x'"
         "   from pgreaper.policies as p, (select * from holds order by expires_at limit 40000) as h",
-        "vacuum analyze pgreaper.failures",
+        *(["vacuum analyze pgreaper.failures"] if statistics == "known" else []),
+        "set statement_timeout = '30s'",
+        *(f"set {setting}" for setting in settings),
     )
-    oldest = core.column("select id::text from holds order by expires_at offset 40000 limit 20")
+    oldest = core.column("select id::text from holds order by expires_at offset 40000 limit 500")
     with core.connection.transaction(force_rollback=True):
         [(plan,)] = core.rows(
-            "explain (analyze, buffers, format json) select * from pgreaper.reaper_claim('p', 20, rescan => true)"
+            "explain (analyze, buffers, format json) select * from pgreaper.reaper_claim('p', 500, rescan => true)"
         )
     assert plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"] < 200_000
-    assert [hold.key for hold in core.claim(batch=20, rescan=True)] == oldest
+    assert [hold.key for hold in core.claim(batch=500, rescan=True)] == oldest
 
 
 @pytest.mark.parametrize(

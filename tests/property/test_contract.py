@@ -31,7 +31,7 @@ PLANTED = [
     FAULTS["leased left out"],
     FAULTS["take back"],
     FAULTS["trail"],
-    Fault("incarnation", "_due", " and x.deadline operator(pg_catalog.=) s.deadline", ""),
+    Fault("incarnation", "_due", "else 'x.deadline operator(pg_catalog.=) s.deadline' end", "else 'true' end"),
     Fault("a crash is an attempt", "_take_back", "'LeaseExpired')", "'LeaseExpired', charged => false)"),
     Fault("attempts never go down", "_fail", "least(f.attempts, 2147483647 - v_attempt) + v_attempt", "1"),
 ]

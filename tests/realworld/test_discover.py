@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import json
 import shlex
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import psycopg
 import pytest
@@ -34,6 +37,14 @@ EXPECTED: dict[str, dict[str, tuple[str, str, list[str], str | None, int | None]
 }
 
 
+def expected(file: str) -> dict[str, tuple[Any, ...]]:
+    """What is found.  Odoo's days are those of Brussels: till a day ends in UTC too, `discover` counts one less."""
+    table = dict(EXPECTED[file])
+    if file == "odoo_sale_order" and datetime.now(ZoneInfo("Europe/Brussels")).date() != datetime.now(UTC).date():
+        table["sale_order"] = (*table["sale_order"][:-1], 350)
+    return table
+
+
 def test_every_application_is_in_the_table():
     assert set(EXPECTED) == {path.stem for path in DATA.glob("*.sql")}
 
@@ -53,7 +64,7 @@ def test_applications_are_found_and_their_commands_register(application, capfd, 
     candidates = {c["table"].partition(".")[2]: c for c in found["candidates"]}
     assert {
         table: (c["deadline"], c["status"], c["held"], c["expired"], c["overdue"]) for table, c in candidates.items()
-    } == EXPECTED[file]
+    } == expected(file)
 
     for c in candidates.values():
         assert (c["command"] is not None) == bool(c["held"])
