@@ -34,7 +34,7 @@ class Sizes:
     trail: int = 50_000_000
     dead: int = 100_000
     partitions: int = 1000
-    fleet: int = 300_000
+    fleet: int = 600_000
     most: int = 16
     books: int = 1_000_000
     leased: int = 10_000

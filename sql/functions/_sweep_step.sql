@@ -33,7 +33,8 @@ declare
   v_wanted integer := least(pgreaper._batch_size(v_policy, _sweep_step.batch), _sweep_step.remaining);
   v_now constant timestamptz := pgreaper._clock();
   v_target pgreaper._target;
-  v_version constant text := pgreaper._target_version(v_policy);
+  v_version text;
+  v_alone boolean;
   v_cursor pgreaper.cursors;
   v_books record;
   v_suspicion record;
@@ -50,19 +51,23 @@ begin
     return v_step;
   end if;
 
+  -- Sweeps that run side by side meet the same holds.  Then each locks first, and skips what another has; only one that is
+  -- alone goes straight to the update.  Who comes to it waits for the end of its step, so that it notices.  Many at once would
+  -- do little but skip: those beyond a few wait until another is through.  They look again and again, so this comes first.
+  v_alone := pg_try_advisory_xact_lock(c_sweep, v_policy.policy_id);
+  if not v_alone and not exists (select from generate_series(1, c_beside) as s (slot)
+                                  where pg_try_advisory_xact_lock(c_sweep + s.slot, v_policy.policy_id) limit 1) then
+    v_step.target := _sweep_step.target;
+    v_step.more := true;
+    return v_step;
+  end if;
+
   -- What the last step had, unless something has changed since.
+  v_version := pgreaper._target_version(v_policy);
   v_target := case when v_version = (_sweep_step.target).version then _sweep_step.target
                    else pgreaper._target(v_policy, _sweep_step.search_path, version => v_version) end;
   v_step.target := v_target;
-  -- Sweeps that run side by side meet the same holds.  Then each locks first, and skips what another has; only one that is
-  -- alone goes straight to the update.  Who comes to it waits for the end of its step, so that it notices.  Many at once would
-  -- do little but skip: those beyond a few wait until another is through.
-  if not pg_try_advisory_xact_lock(c_sweep, v_policy.policy_id) then
-    if not exists (select from generate_series(1, c_beside) as s (slot)
-                    where pg_try_advisory_xact_lock(c_sweep + s.slot, v_policy.policy_id) limit 1) then
-      v_step.more := true;
-      return v_step;
-    end if;
+  if not v_alone then
     v_target.bare := false;
     begin
       perform pg_advisory_xact_lock_shared(c_sweep, v_policy.policy_id);

@@ -50,6 +50,7 @@ declare
   v_targets pgreaper._target[];
   v_more boolean;
   v_waiting boolean := true;
+  v_sleep double precision := 0.05;
   v_failed pg_catalog.text[] := '{}';
   v_sqlstate pg_catalog.text;
   v_message pg_catalog.text;
@@ -147,7 +148,11 @@ begin
       v_index := 1;
       -- All that is left waits for its rate limit, or for other sweeps.
       if v_waiting then
-        perform pg_sleep(0.02);
+        perform pg_sleep(v_sleep);
+        -- Less and less often: each look costs as much as a hundred holds.
+        v_sleep := least(v_sleep * 2, 0.2);
+      else
+        v_sleep := 0.05;
       end if;
       v_waiting := true;
     end if;
