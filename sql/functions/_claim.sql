@@ -48,6 +48,7 @@ declare
   v_wanted integer := pgreaper._batch_size(v_policy, _claim.batch);
   v_now constant timestamptz := pgreaper._clock();
   v_target pgreaper._target;
+  v_books record;
   v_cursor pgreaper.cursors;
   v_locked pgreaper.cursors;
   v_suspicion record;
@@ -69,20 +70,26 @@ begin
   -- The probe: reads only.
   v_target := case when (_claim.known).policy = v_policy then (_claim.known).target
                    else pgreaper._target(v_policy, _claim.search_path) end;
-  select c.* into v_cursor from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
+  select c as cursor,
+         (select count(*) from pgreaper.claims as l where l.policy_id = c.policy_id and l.finished_at is null) as leases,
+         exists (select from pgreaper.failures as f where f.policy_id = c.policy_id) as failed
+    into v_books
+    from pgreaper.cursors as c where c.policy_id = v_policy.policy_id;
+  v_cursor := v_books.cursor;
   v_suspicion := pgreaper._suspicion(v_policy, v_cursor);
   if v_suspicion.suspect and v_suspicion.until > v_now then
     return null;
   end if;
-  v_lapsed := pgreaper._lapsed(v_policy.policy_id, v_now);
-  v_retry := coalesce(pgreaper._retry_at(v_policy.policy_id) <= v_now, false);
+  v_lapsed := v_books.leases > 0 and pgreaper._lapsed(v_policy.policy_id, v_now);
+  v_retry := v_books.failed and coalesce(pgreaper._retry_at(v_policy.policy_id) <= v_now, false);
   -- Among many, somebody will have claimed these holds before it is our turn: then it is enough to see that there are some.
-  v_crowded := not _claim.rescan and v_policy.rate_limit is null
-    and (select count(*) from pgreaper.claims as c where c.policy_id = v_policy.policy_id and c.finished_at is null) >= c_crowd;
+  v_crowded := not _claim.rescan and v_policy.rate_limit is null and v_books.leases >= c_crowd;
   v_fresh := pgreaper._due(v_policy, v_target, v_now, case when not _claim.rescan then v_cursor.position end,
-    case when v_crowded then 1 else v_wanted end);
+    case when v_crowded then 1 else v_wanted end, untouched => v_books.leases = 0 and not v_books.failed);
   if cardinality(v_fresh.keys) = 0 and not v_lapsed and not v_retry then
-    perform pgreaper._close_moot(v_policy, _claim.worker, _claim.search_path, looks => 10);
+    if v_books.failed then
+      perform pgreaper._close_moot(v_policy, _claim.worker, _claim.search_path, looks => 10);
+    end if;
     return null;
   end if;
 

@@ -5,6 +5,8 @@
 -- limit; what is taken is filtered out of its result.  With the leased keys in its own
 -- WHERE the planner's estimate collapses and it sorts the whole backlog instead.
 --
+-- `untouched`: there was neither a lease nor a failure a moment ago, and whoever asks learns of a claim since then.
+--
 -- Promises
 --   * Oldest deadline first; at most `wanted` holds.
 --   * Fewer than `wanted` only when no further hold is due from `start` on.
@@ -13,7 +15,8 @@ create function pgreaper._due(
   target pgreaper._target,
   clock timestamptz,
   start timestamptz,
-  wanted integer
+  wanted integer,
+  untouched boolean default false
 )
 returns pgreaper._batch
 language plpgsql
@@ -25,11 +28,11 @@ declare
   v_cutoff constant timestamptz := _due.clock - policy.grace;
   v_statement text;
   v_from timestamptz := _due.start;
-  v_taken text[];
+  v_taken text[] := '{}';
   v_scan text;
   v_unleased text;
   v_failure text;
-  v_failed boolean;
+  v_failed boolean := false;
   v_whole boolean;
   v_ahead bigint;
   v_limit integer;
@@ -39,19 +42,21 @@ declare
   v_batch pgreaper._batch := row('{}'::text[], '{}'::timestamptz[], '{}'::tid[], 1, 'fresh')::pgreaper._batch;
 begin
   -- A lease that lapsed counts until it is taken back, when its attempt is in the books.
-  v_taken := array(
-    select k.key
-      from pgreaper.claims as c
-     cross join lateral unnest(c.keys, c.deadlines) as k (key, deadline)
-     where c.policy_id = policy.policy_id
-       and c.finished_at is null
-       -- Apart, so that claims that lie behind are not unpacked.
-       and (v_from is null or c.last_deadline >= v_from)
-       and (v_from is null or k.deadline >= v_from)
-  );
-  -- The greatest one by its index: with EXISTS the planner hopes to meet one early, and reads them all.
-  v_failed := coalesce(
-    (select max(f.deadline) from pgreaper.failures as f where f.policy_id = policy.policy_id) >= coalesce(v_from, '-infinity'), false);
+  if not _due.untouched then
+    v_taken := array(
+      select k.key
+        from pgreaper.claims as c
+       cross join lateral unnest(c.keys, c.deadlines) as k (key, deadline)
+       where c.policy_id = policy.policy_id
+         and c.finished_at is null
+         -- Apart, so that claims that lie behind are not unpacked.
+         and (v_from is null or c.last_deadline >= v_from)
+         and (v_from is null or k.deadline >= v_from)
+    );
+    -- The greatest one by its index: with EXISTS the planner hopes to meet one early, and reads them all.
+    v_failed := coalesce(
+      (select max(f.deadline) from pgreaper.failures as f where f.policy_id = policy.policy_id) >= coalesce(v_from, '-infinity'), false);
+  end if;
   v_limit := _due.wanted + cardinality(v_taken);
 
   loop
@@ -71,9 +76,11 @@ begin
       case when v_whole then '(x.deadline operator(pg_catalog.=) s.deadline) is true' else 'x.deadline operator(pg_catalog.=) s.deadline' end);
     if v_whole then
       -- So many failures lie before what is free that they are read as a whole, and only what is free is sorted.
+      -- CASE and interval: else the planner hopes to leave hardly anything, or to end early, and looks each failure up.
       v_statement := format(
         'select pg_catalog.array_agg(f.key), pg_catalog.array_agg(f.deadline), pg_catalog.array_agg(f.hint)'
-        '  from (select s.* from (%1$s) as s where %2$s and not %3$s order by s.deadline limit $6) as f',
+        '  from (select s.* from (%1$s) as s where case when %2$s then true end and not %3$s'
+        '         order by s.deadline operator(pg_catalog.+) interval ''0'' limit $6) as f',
         v_scan, v_unleased, v_failure);
     else
       v_statement := format(
@@ -120,5 +127,5 @@ begin
 end;
 $function$;
 
-comment on function pgreaper._due(pgreaper.policies, pgreaper._target, timestamptz, timestamptz, integer) is
+comment on function pgreaper._due(pgreaper.policies, pgreaper._target, timestamptz, timestamptz, integer, boolean) is
 'The next due holds that nobody has and that have not failed; locks and writes nothing.';

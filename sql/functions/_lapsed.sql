@@ -6,11 +6,6 @@ stable
 security invoker
 as $function$
 begin
-  -- Nearly always there is no claim at all, and one probe tells.
-  if not exists (select from pgreaper.claims as c where c.policy_id = _lapsed.policy_id and c.finished_at is null) then
-    return false;
-  end if;
-
   return exists (
       select from pgreaper.claims as c
        where c.policy_id = _lapsed.policy_id and c.finished_at is null and c.claim_until <= _lapsed.clock)

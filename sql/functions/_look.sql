@@ -30,6 +30,8 @@ declare
   v_statement text;
   v_cursor pgreaper.cursors;
   v_suspicion record;
+  v_start timestamptz;
+  v_simple boolean;
   v_due integer;
   v_lacking double precision;
   v_deadline timestamptz;
@@ -48,8 +50,21 @@ begin
     return;
   end if;
 
-  v_due := cardinality((pgreaper._due(policy, v_target, _look.clock, case when not _look.rescan then v_cursor.position end,
-    coalesce(pgreaper._portion(policy), 1))).keys);
+  v_start := case when not _look.rescan then v_cursor.position end;
+  -- Where the order of the column is that of instants, the first one held tells nearly always: it is not due yet.
+  v_statement := 'select %1$s from %2$s as h where %3$s and %4$s order by %5$s limit 1';
+  v_simple := v_target.deadline = v_target.deadline_order;
+  if v_simple then
+    perform set_config('search_path', v_target.search_path, true);
+    execute format(v_statement, v_target.deadline, v_target.relation, v_target.held,
+                   case when v_start is null then 'true' else v_target.beyond end, v_target.deadline_order)
+       into v_deadline
+      using v_cutoff, v_start;
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+  end if;
+  if not v_simple or v_deadline <= v_cutoff then
+    v_due := cardinality((pgreaper._due(policy, v_target, _look.clock, v_start, coalesce(pgreaper._portion(policy), 1))).keys);
+  end if;
   if v_due > 0 then
     v_lacking := v_due - pgreaper._allowance(policy, _look.clock, v_cursor.rate_tokens, v_cursor.rate_at);
     limited := coalesce(v_lacking > 0, false);
@@ -60,12 +75,15 @@ begin
     next := _look.clock + make_interval(secs => v_lacking / policy.rate_limit);
   end if;
 
-  v_statement := format(
-    'select %1$s from %2$s as h where %3$s and %4$s order by %5$s limit 1',
-    v_target.deadline, v_target.relation, v_target.held, v_target.ahead, v_target.deadline_order);
-  perform set_config('search_path', v_target.search_path, true);
-  execute v_statement into v_deadline using v_cutoff;
-  perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+  if not v_simple or v_deadline <= v_cutoff then
+    perform set_config('search_path', v_target.search_path, true);
+    execute format(v_statement, v_target.deadline, v_target.relation, v_target.held, v_target.ahead, v_target.deadline_order)
+       into v_deadline
+      using v_cutoff;
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+  elsif v_deadline > v_cutoff + interval '1 year' then
+    v_deadline := null;
+  end if;
 
   next := least(next, v_deadline + policy.grace, pgreaper._retry_at(policy.policy_id),
     -- A claim bound to a session is watched more closely than its lease.

@@ -95,7 +95,7 @@ begin
   -- Taking back is the first step of a run, and a step of its own: the cursor's row, locked
   -- for it, must not stay locked while triggers of the user's run.  Whoever has the cursor
   -- now is a claim, and takes back itself.
-  if _sweep_step.start is null and pgreaper._lapsed(v_policy.policy_id, v_now) then
+  if v_books.leased and _sweep_step.start is null and pgreaper._lapsed(v_policy.policy_id, v_now) then
     perform from pgreaper.cursors as c where c.policy_id = v_policy.policy_id for update skip locked;
     if found then
       perform pgreaper._take_back(v_policy, v_target, v_now);
