@@ -78,7 +78,7 @@ begin
       -- So many failures lie before what is free that they are read as a whole, and only what is free is sorted.
       -- CASE and interval: else the planner hopes to leave hardly anything, or to end early, and looks each failure up.
       v_statement := format(
-        'select pg_catalog.array_agg(f.key), pg_catalog.array_agg(f.deadline), pg_catalog.array_agg(f.hint)'
+        'select pg_catalog.array_agg(f.key), pg_catalog.array_agg(f.deadline), pg_catalog.array_agg(f.hint), null, null'
         '  from (select s.* from (%1$s) as s where case when %2$s then true end and not %3$s'
         '         order by s.deadline operator(pg_catalog.+) interval ''0'' limit $6) as f',
         v_scan, v_unleased, v_failure);
@@ -93,12 +93,15 @@ begin
     execute v_statement
        into v_page.keys, v_page.deadlines, v_page.hints, v_scanned, v_last
       using v_cutoff, v_from, v_taken, v_limit, policy.policy_id, _due.wanted;
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     if v_whole and coalesce(cardinality(v_page.keys), 0) < _due.wanted then
-      execute format('select pg_catalog.count(*), pg_catalog.max(s.deadline) from (%s) as s', v_scan)
+      v_statement := format('select pg_catalog.count(*), pg_catalog.max(s.deadline) from (%s) as s', v_scan);
+      perform set_config('search_path', target.search_path, true);
+      execute v_statement
          into v_scanned, v_last
         using v_cutoff, v_from, v_taken, v_limit;
+      perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     end if;
-    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
     v_batch.keys := v_batch.keys || v_page.keys;
     v_batch.deadlines := v_batch.deadlines || v_page.deadlines;

@@ -25,6 +25,7 @@ volatile
 security invoker
 as $function$
 declare
+  c_first constant text := 'select %1$s from %2$s as h where %3$s and %4$s order by %5$s limit 1';
   v_cutoff constant timestamptz := _look.clock - policy.grace;
   v_target pgreaper._target;
   v_statement text;
@@ -52,14 +53,13 @@ begin
 
   v_start := case when not _look.rescan then v_cursor.position end;
   -- Where the order of the column is that of instants, the first one held tells nearly always: it is not due yet.
-  v_statement := 'select %1$s from %2$s as h where %3$s and %4$s order by %5$s limit 1';
   v_simple := v_target.deadline = v_target.deadline_order;
   if v_simple then
+    v_statement := format(
+      c_first, v_target.deadline, v_target.relation, v_target.held,
+      case when v_start is null then 'true' else v_target.beyond end, v_target.deadline_order);
     perform set_config('search_path', v_target.search_path, true);
-    execute format(v_statement, v_target.deadline, v_target.relation, v_target.held,
-                   case when v_start is null then 'true' else v_target.beyond end, v_target.deadline_order)
-       into v_deadline
-      using v_cutoff, v_start;
+    execute v_statement into v_deadline using v_cutoff, v_start;
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
   end if;
   if not v_simple or v_deadline <= v_cutoff then
@@ -76,10 +76,9 @@ begin
   end if;
 
   if not v_simple or v_deadline <= v_cutoff then
+    v_statement := format(c_first, v_target.deadline, v_target.relation, v_target.held, v_target.ahead, v_target.deadline_order);
     perform set_config('search_path', v_target.search_path, true);
-    execute format(v_statement, v_target.deadline, v_target.relation, v_target.held, v_target.ahead, v_target.deadline_order)
-       into v_deadline
-      using v_cutoff;
+    execute v_statement into v_deadline using v_cutoff;
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
   elsif v_deadline > v_cutoff + interval '1 year' then
     v_deadline := null;
