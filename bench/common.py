@@ -75,6 +75,15 @@ class Cost:
     processor: float
     wal: float
 
+    def __sub__(self, other: "Cost") -> "Cost":
+        """What is more than another."""
+        return Cost(
+            self.holds - other.holds,
+            self.wall - other.wall,
+            self.processor - other.processor,
+            self.wal - other.wal,
+        )
+
     @property
     def wall_each(self) -> float:
         """Microseconds per hold by the clock."""

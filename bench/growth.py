@@ -2,7 +2,7 @@
 What a hold costs when everything around it has grown.
 
 Each condition drains a sample of holds and is compared with a base of this run: a table with no more than such a
-sample in it, drained in the same way.  The base is measured anew before each condition, and its median counts.
+sample in it, drained in the same way.  Base and condition take turns, some rounds, and their medians count.
 Conditions: a deep backlog, one deadline for all, an old snapshot, dead letters at the head, a long trail, partitions.
 """
 
@@ -11,6 +11,8 @@ from contextlib import nullcontext
 
 from bench.common import BATCH, Bench, Cost, median, table
 from bench.speed import say
+
+ROUNDS = 3
 
 # The hand-written loop may never come to an end.
 PATIENCE = 20.0
@@ -60,6 +62,11 @@ class Growth:
         self.found: list[tuple[str, str, Cost, str, str]] = []
         self.notes: list[str] = []
 
+    @property
+    def window(self) -> int:
+        """Holds of a deep backlog that are drained in one place: of each way a batch, and a sample each round."""
+        return 2 * ROUNDS * (BATCH + self.holds)
+
     # -- how it is told
 
     def lines(self) -> list[str]:
@@ -78,8 +85,9 @@ class Growth:
         ]
         return [*table(HEAD, [*bases, *body], left=2), "", *self.notes]
 
-    def note(self, condition: str, way: str, cost: Cost, target: str, base: str | None = None) -> None:
-        """Keep one result."""
+    def note(self, condition: str, way: str, costs: list[Cost], target: str, base: str | None = None) -> None:
+        """Keep one result, the median of some."""
+        cost = _typical(costs)
         say(f"{condition}: {way}: {cost.processor_each:.1f} µs CPU, {cost.wall_each:.1f} µs wall a hold")
         self.found.append((condition, way, cost, target, base or way))
 
@@ -100,40 +108,51 @@ class Growth:
         """The two ways of pgreaper."""
         return {"sweep": self.bench.sweep, "work": self.bench.work}
 
-    def both(self, condition: str, target: str, lay: Callable[[], None], rows: int | None = None) -> None:
+    def both(
+        self, condition: str, target: str, lay: Callable[[], None], rows: int | None = None, rounds: int = ROUNDS
+    ) -> None:
         """The base, of so many rows where it is more than a sample, then both ways, each on a table laid for it."""
-        self.small(rows)
-        for way, run in self.ways().items():
-            lay()
-            self.note(condition, way, run(rows), target, _of(way, rows))
-            if left := self.bench.left:
-                raise SystemExit(f"{condition}: {way} left {left} holds")
+        found: dict[str, list[Cost]] = {way: [] for way in self.ways()}
+        for _ in range(rounds):
+            self.small(rows)
+            for way, run in self.ways().items():
+                lay()
+                found[way].append(run(rows))
+                if left := self.bench.left:
+                    raise SystemExit(f"{condition}: {way} left {left} holds")
+        for way, costs in found.items():
+            self.note(condition, way, costs, target, _of(way, rows))
 
     def deep(self, rows: int) -> None:
         """
         A deep backlog: windows at its beginning, in its middle and at its end.
 
         What lies between two windows is expired by one UPDATE, which leaves as many dead entries behind as a drain
-        does; its own cost per hold is told too, since a large table makes every UPDATE dearer.  Each window starts with
-        one batch that is told apart: it walks over the dead entries of all that went before, once.
+        does; its own cost per hold is told too, since a large table makes every UPDATE dearer.  Each call begins with a
+        batch that walks over the dead entries of all that went before; a call for one batch tells what that costs, and
+        is taken off a sample's cost.
         """
-        self.small()
+        for _ in range(ROUNDS):
+            self.small()
         self.bench.lay(self.holds)
         self.base("bulk UPDATE", self.bench.bulk(self.holds))
         self.bench.lay(rows)
-        windows = {"first": 0, "middle": rows // 2, "last": rows - 2 * self.holds - 2 * BATCH}
+        windows = {"first": 0, "middle": rows // 2, "last": rows - self.window}
         for name, start in windows.items():
             if start:
                 cost = self.bench.bulk(start)
-                self.note(f"{rows:,} overdue, {cost.holds:,} of them at once", "bulk UPDATE", cost, "none, to compare")
+                self.note(f"{rows:,} overdue, {cost.holds:,} at once", "bulk UPDATE", [cost], "none, to compare")
                 self.bench.advance(start)
-            for way, run in self.ways().items():
-                opening = run(BATCH)
-                self.notes.append(
-                    f"- {rows:,} overdue, {name} window, {way}: its first batch took"
-                    f" {1000 * opening.wall:,.0f} ms ({1000 * opening.processor:,.0f} ms of the backend's processor)."
-                )
-                self.note(f"{rows:,} overdue, {name} {self.holds:,}", way, run(self.holds), "≤ 1.15")
+            openings: dict[str, list[Cost]] = {way: [] for way in self.ways()}
+            found: dict[str, list[Cost]] = {way: [] for way in self.ways()}
+            for _ in range(ROUNDS):
+                for way, run in self.ways().items():
+                    openings[way].append(run(BATCH))
+                    found[way].append(run(self.holds) - openings[way][-1])
+            for way, costs in found.items():
+                walls = ", ".join(f"{1000 * opening.wall:,.0f}" for opening in openings[way])
+                self.notes.append(f"- {rows:,} overdue, {name} window, {way}: a call for one batch took {walls} ms.")
+                self.note(f"{rows:,} overdue, {name} {self.window:,}", way, costs, "≤ 1.15")
         if left := self.bench.left:
             raise SystemExit(f"the deep backlog has {left} holds left")
 
@@ -143,7 +162,8 @@ class Growth:
 
     def pinned(self, rows: int) -> None:
         """A snapshot older than the drain, so that no dead entry may be forgotten; the hand-written loop beside it."""
-        self.small(rows)
+        for _ in range(ROUNDS):
+            self.small(rows)
         loop = _of("loop by hand", rows)
         for old in (False, True):
             ways: dict[str, Callable[[int | None], Cost]] = self.ways() if old else {}
@@ -155,14 +175,14 @@ class Growth:
                 if not old:
                     self.base(loop, cost)
                 elif way == "loop by hand":
-                    self.note(f"an old snapshot, {rows:,} overdue", way, cost, "none, to compare", loop)
+                    self.note(f"an old snapshot, {rows:,} overdue", way, [cost], "none, to compare", loop)
                     if cost.holds < rows:
                         self.notes.append(
                             f"- An old snapshot: the loop by hand was stopped after {PATIENCE:.0f} s, with"
                             f" {cost.holds:,} of {rows:,} holds done; the rest would have cost more each."
                         )
                 else:
-                    self.note(f"an old snapshot, {rows:,} overdue", way, cost, "≤ 1.2", _of(way, rows))
+                    self.note(f"an old snapshot, {rows:,} overdue", way, [cost], "≤ 1.2", _of(way, rows))
 
     def buried(self, dead: int) -> None:
         """Dead letters before all that is due; a run passes by them once."""
@@ -206,7 +226,7 @@ class Growth:
             def lay(by: str = by, values: list[str] = values) -> None:
                 self.bench.lay(rows, partition=by, partitions=values)
 
-            self.both(f"{number:,} partitions, by {name}", "≤ 2", lay, rows)
+            self.both(f"{number:,} partitions, by {name}", "≤ 2", lay, rows, rounds=1)
 
 
 def growth(bench: Bench, rows: int, holds: int, trail: int, dead: int, partitions: int) -> list[str]:
@@ -217,7 +237,7 @@ def growth(bench: Bench, rows: int, holds: int, trail: int, dead: int, partition
     growth.buried(dead)
     growth.partitioned(partitions)
     growth.remembered(trail)
-    growth.deep(max(rows, 10 * (holds + BATCH)))
+    growth.deep(max(rows, 5 * growth.window))
     return growth.lines()
 
 
