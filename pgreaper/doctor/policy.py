@@ -18,6 +18,9 @@ from pgreaper.statement import filled
 from pgreaper.targets import index_advice
 from pgreaper.text import count, duration, plural, visible
 
+# From so many partitions on planning takes longer than a usual batch, and so many holds a batch make up for it.
+_MANY_PARTITIONS: Final = 100
+_LARGE_BATCH: Final = 5000
 # So many of the due holds are looked at for who has them locked.
 _LOCKS: Final = 1000
 _POLICIES: Final = """
@@ -539,6 +542,28 @@ def size(number: int) -> str:
 # -- what an expiry sets off
 
 
+def partitions(target: Target) -> Iterator[Finding]:
+    """A statement is planned for every partition that the deadline does not rule out."""
+    if target.kind != "p" or target.policy.batch >= _LARGE_BATCH:
+        return
+    with target.look.reading():
+        row = target.look.row(
+            "select count(*) filter (where t.isleaf) as leaves,"
+            "       coalesce(bool_or(a.attnum = any (p.partattrs)), false) as ruled"
+            "  from pg_partition_tree(%(oid)s::bigint::oid::regclass) as t"
+            "  left join pg_partitioned_table as p on p.partrelid = t.relid"
+            "  left join pg_attribute as a on a.attrelid = t.relid and a.attname = %(deadline)s and a.attnum > 0",
+            oid=target.oid, deadline=target.policy.deadline_column,
+        )  # fmt: skip
+    if row.leaves >= _MANY_PARTITIONS and not row.ruled:
+        yield target.finding(
+            "partitions", NOTE,
+            f"{target.table} has {count(row.leaves)} partitions, and none is ruled out by the deadline: every batch is"
+            f" planned for all of them, and {plural(target.policy.batch, 'hold')} a batch share that",
+            commands=(target.register(batch=str(_LARGE_BATCH)),),
+        )  # fmt: skip
+
+
 def triggers(target: Target) -> Iterator[Finding]:
     """Triggers run inside the transition: their time and their errors are the hold's."""
     with target.look.reading():
@@ -900,4 +925,4 @@ def dead_letters(target: Target) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-CHECKS = (rights, index, triggers, replication, vacuum, nulls, service, lease, dead_letters)
+CHECKS = (rights, index, partitions, triggers, replication, vacuum, nulls, service, lease, dead_letters)

@@ -72,6 +72,28 @@ def test_no_index_on_partitions_and_behind_a_view(doctor, holds, db):
     assert doctor.codes() == []
 
 
+@pytest.mark.parametrize(("by", "key"), [("hash (id)", "id"), ("range (expires_at)", "id, expires_at")])
+def test_many_partitions(doctor, holds, db, by, key):
+    """Each batch is planned for all of them, unless the deadline rules most of them out."""
+    values = [
+        f"with (modulus 100, remainder {n})"
+        if by.startswith("hash")
+        else f"from ('{2000 + n}-01-01') to ('{2001 + n}-01-01')"
+        for n in range(100)
+    ]
+    db.execute(
+        f"create table parts (id bigint, status text, expires_at timestamptz, primary key ({key})) partition by {by};"
+        + "".join(f"create table part_{n} partition of parts for values {v};" for n, v in enumerate(values))
+        + "create index on parts (expires_at) where status = 'held'"
+    )
+    holds.register("parts", target="parts", key_columns=key.split(", "))
+    if by.startswith("range"):
+        assert doctor.codes() == []
+        return
+    finding = doctor.heal("partitions", level="note")
+    assert "public.parts has 100 partitions, and none is ruled out by the deadline" in finding["fact"]
+
+
 def test_an_index_that_is_not_valid(doctor, bookings, db, connect):
     """What an interrupted CREATE INDEX CONCURRENTLY leaves behind; REINDEX mends it, its own leftover is dropped."""
     holder = connect(autocommit=False)
