@@ -18,9 +18,8 @@ from pgreaper.statement import filled
 from pgreaper.targets import index_advice
 from pgreaper.text import count, duration, plural, visible
 
-# From so many partitions on planning takes longer than a usual batch, and so many holds a batch make up for it.
+# From so many partitions on planning takes longer than a usual batch.
 _MANY_PARTITIONS: Final = 100
-_LARGE_BATCH: Final = 5000
 # So many of the due holds are looked at for who has them locked.
 _LOCKS: Final = 1000
 _POLICIES: Final = """
@@ -544,7 +543,7 @@ def size(number: int) -> str:
 
 def partitions(target: Target) -> Iterator[Finding]:
     """A statement is planned for every partition that the deadline does not rule out."""
-    if target.kind != "p" or target.policy.batch >= _LARGE_BATCH:
+    if target.kind != "p":
         return
     with target.look.reading():
         row = target.look.row(
@@ -559,8 +558,9 @@ def partitions(target: Target) -> Iterator[Finding]:
         yield target.finding(
             "partitions", NOTE,
             f"{target.table} has {count(row.leaves)} partitions, and none is ruled out by the deadline: every batch is"
-            f" planned for all of them, and {plural(target.policy.batch, 'hold')} a batch share that",
-            commands=(target.register(batch=str(_LARGE_BATCH)),),
+            " planned for all of them",
+            advice="A sweep with large batches is cheapest there:"
+            f" call pgreaper.reaper_sweep({literal(target.policy.name)}, batch => 10000);",
         )  # fmt: skip
 
 

@@ -90,8 +90,9 @@ def test_many_partitions(doctor, holds, db, by, key):
     if by.startswith("range"):
         assert doctor.codes() == []
         return
-    finding = doctor.heal("partitions", level="note")
+    finding = doctor.only("partitions", level="note")
     assert "public.parts has 100 partitions, and none is ruled out by the deadline" in finding["fact"]
+    db.execute(finding["advice"].partition(": ")[2])
 
 
 def test_an_index_that_is_not_valid(doctor, bookings, db, connect):
