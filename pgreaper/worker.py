@@ -342,6 +342,7 @@ class Worker:
                     self.result.ended = "unavailable" if isinstance(trouble, DatabaseUnavailable) else "failed"
             except Stopped:
                 self.result.ended = "signal"
+                self._give_back_what_is_ahead()
             finally:
                 self._session.close()
                 if self._pool is not None:
@@ -448,8 +449,8 @@ class Worker:
             elif all(turn.done for turn in self._turns):
                 self.result.ended = "once" if self.settings.once else "drained"
                 return
-            else:
-                self._stop.wait(self._until([t.resume_at for t in self._turns if not t.done]))
+            elif (wait := self._until([t.resume_at for t in self._turns if not t.done])) > 0:
+                self._stop.wait(wait)
 
     def _ready(self) -> list[_Turn]:
         """The turns that come now: in a daemon those that are due, otherwise all that are not done."""
@@ -930,7 +931,7 @@ class Worker:
         self._stop.settle()
         try:
             run.released += self._session.patiently(lambda r: r.release(batch.token))
-        except ReaperError:
+        except (ReaperError, Stopped):
             run.lost += batch.holds
 
     def _give_back_what_is_ahead(self) -> None:

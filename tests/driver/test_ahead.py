@@ -1,10 +1,12 @@
 """The next batch is claimed in the transaction that settles the last one, where that keeps nobody waiting."""
 
+import signal
 from typing import Any
 
 import psycopg
 
 from pgreaper.api import Reaper
+from pgreaper.worker import Worker
 
 
 def one(connection: psycopg.Connection[Any], query: str) -> Any:
@@ -71,3 +73,23 @@ def test_a_run_that_ends_gives_it_back(db, holds, work):
     assert run.policies["holds"].released == 10
     assert one(db, ACTIVE) == 0
     assert one(db, "select count(*) from pgreaper.failures") == 0
+
+
+def test_what_is_ahead_is_given_back_wherever_the_signal_comes(db, holds, work, monkeypatch):
+    """Also between two batches, where a daemon would rest if nothing were due."""
+    holds.due(1000)
+    holds.register(batch=100)
+    report = Worker._report
+
+    def told(worker: Worker) -> None:
+        if any(turn.ahead for turn in worker._turns):
+            signal.raise_signal(signal.SIGTERM)
+        report(worker)
+
+    monkeypatch.setattr(Worker, "_report", told)
+
+    run, _ = work(daemon=True)
+
+    assert (run.ended, run.exit_code, run.policies["holds"].released) == ("signal", 0, 100)
+    assert 0 < run.expired < 1000
+    assert one(db, ACTIVE) == 0
