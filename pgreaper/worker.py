@@ -199,12 +199,16 @@ class _Turn:
         self.batch = batch
         self.ceiling = batch
         self.done = False
+        # When there was nothing more of it, in a run that ends.
+        self.drained_at: float | None = None
         # How many holds the last claim asked for, and the claim that came with the last transition.
         self.asked = 0
         self.ahead: Batch | None = None
         # Whether the last batch was done so soon that the next may be as large.
         self.quick = False
         self.rescanned_at: float | None = None
+        # Whether the last claim, which came to nothing, was one of those.
+        self.rescan_refused = False
         self.rescan_cost = 0.0
         self.stalled = 0
         self.resume_at = 0.0
@@ -450,7 +454,14 @@ class Worker:
                 self.result.ended = "once" if self.settings.once else "drained"
                 return
             elif (wait := self._until([t.resume_at for t in self._turns if not t.done])) > 0:
-                self._stop.wait(wait)
+                self._stop.wait(min(wait, self.settings.poll))
+                self._reopen()
+
+    def _reopen(self) -> None:
+        """While a rate limit keeps a run, what was drained a poll ago is looked at again."""
+        for turn in self._turns:
+            if turn.drained_at is not None and time.monotonic() - turn.drained_at >= self.settings.poll:
+                turn.done = False
 
     def _ready(self) -> list[_Turn]:
         """The turns that come now: in a daemon those that are due, otherwise all that are not done."""
@@ -482,19 +493,24 @@ class Worker:
 
     def _await_rate(self, turn: _Turn) -> None:
         """Nothing was to be had: a run that ends is not done while the rate limit keeps it from what is due."""
+        # Behind the cursor too where the claim would have looked there.
+        rescan = [turn.policy] if turn.rescan_refused else []
         try:
-            looks, began = self._ask([turn.policy], [], [])
+            looks, began = self._ask([turn.policy], [], rescan)
         except ReaperError as trouble:
             self._session.require_fit(trouble)
             return
         for look in looks:
-            if look.limited and look.wait is not None:
-                turn.done = False
-                turn.resume_at = began + look.wait + _AFTER_DUE
-            elif look.wait == 0:
-                # A portion has come in since the claim that was refused.
-                turn.misses += 1
-                turn.done = turn.misses >= _STALLED_BATCHES
+            turn.rate_limit = look.pace.rate_limit
+            if look.wait is None or (look.wait > 0 and not look.limited):
+                continue
+            # Not for longer than a poll: it may be registered anew.  At once only if a portion came in just now.
+            turn.misses += 1
+            turn.done = not look.limited and turn.misses >= _STALLED_BATCHES
+            wait = look.wait + _AFTER_DUE if look.wait > 0 else backoff(turn.misses, first=0.01, cap=_LONGEST_PACE)
+            turn.resume_at = began + min(wait, self.settings.poll)
+            if not turn.done and rescan:
+                turn.rescanned_at = None
 
     def _over(self) -> bool:
         """Whether the run ends here, and why."""
@@ -573,7 +589,7 @@ class Worker:
             # Calls whose lease was lost, and that go on all the same, have every place.
             self._wait_for_a_place(self._pool)
             return True
-        batch, turn.ahead = turn.ahead, None
+        batch, turn.ahead, turn.drained_at = turn.ahead, None, None
         try:
             batch = batch or self._claim(turn)
         except UnknownPolicy as error:
@@ -588,6 +604,7 @@ class Worker:
         if batch is None:
             turn.losses = 0
             turn.done = not self.settings.daemon
+            turn.drained_at = time.monotonic()
             if turn.done and turn.rate_limit is not None:
                 self._await_rate(turn)
             return False
@@ -862,6 +879,7 @@ class Worker:
             batch = None if first is None else Batch(first.token, len(self._holds), first.claim_until, first.attempt)
         if rescan:
             turn.rescanned(began, time.monotonic() - began)
+        turn.rescan_refused = rescan and batch is None
         turn.busy = 0
         return batch
 

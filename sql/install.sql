@@ -94,6 +94,7 @@ set local search_path = pg_catalog, pg_temp;
 \ir functions/_retry_at.sql
 \ir functions/_retries.sql
 \ir functions/_allowance.sql
+\ir functions/_counted_at.sql
 \ir functions/_portion.sql
 \ir functions/_rationed.sql
 \ir functions/_suspicion.sql

@@ -84,6 +84,7 @@ FILES: tuple[str, ...] = (
     "functions/_retry_at.sql",
     "functions/_retries.sql",
     "functions/_allowance.sql",
+    "functions/_counted_at.sql",
     "functions/_portion.sql",
     "functions/_rationed.sql",
     "functions/_suspicion.sql",

@@ -1,6 +1,7 @@
 -- _allowance: how many holds the policy's rate limit lets go now; NULL: no limit.
 --
--- A token bucket that holds one second's worth, and never less than one hold.
+-- A token bucket that holds one second's worth, and never less than one hold.  It is full when it was last counted in the
+-- future: the clock was put back.
 create function pgreaper._allowance(
   policy pgreaper.policies,
   clock timestamptz,
@@ -15,6 +16,10 @@ as $function$
 begin
   if policy.rate_limit is null then
     return null;
+  end if;
+
+  if _allowance.rate_at > _allowance.clock + interval '1 minute' then
+    return greatest(policy.rate_limit, 1);
   end if;
 
   return least(greatest(policy.rate_limit, 1), coalesce(

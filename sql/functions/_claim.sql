@@ -167,7 +167,7 @@ begin
          -- One probe at a time: the others wait for its answer.
          suspended_until = case when v_batch.origin = 'probe' then v_now + interval '5 seconds' else c.suspended_until end,
          rate_tokens = pgreaper._allowance(v_policy, v_now, c.rate_tokens, c.rate_at) - cardinality(v_batch.keys),
-         rate_at = case when v_policy.rate_limit is not null then v_now end
+         rate_at = case when v_policy.rate_limit is not null then pgreaper._counted_at(v_now, c.rate_at) end
    where c.policy_id = v_policy.policy_id;
 
   -- A policy that always has something to do never comes to the end.

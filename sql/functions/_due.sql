@@ -34,6 +34,7 @@ declare
   v_failure text;
   v_failed boolean := false;
   v_whole boolean;
+  v_short boolean := false;
   v_ahead bigint;
   v_limit integer;
   v_scanned integer;
@@ -64,11 +65,13 @@ begin
       'select %1$s as key, %2$s as deadline, %3$s as hint from %4$s as h where %5$s and %6$s and %7$s order by %8$s limit $4',
       target.key, target.deadline, case when target.plain then 'h.ctid' else 'null::pg_catalog.tid' end,
       target.relation, target.held, target.due,
-      case when v_from is null then 'true' else target.beyond end,
+      case when v_from is null then 'true' else target.beyond end
+        -- What is locked would use a rate limit up and leave none for what lies behind.
+        || case when policy.rate_limit is not null and target.plain then ' and ' || pgreaper._unlocked() else '' end,
       target.deadline_order);
     -- IS NOT TRUE and not NOT: the negated form is not hashed everywhere.
     v_unleased := case when cardinality(v_taken) = 0 then 'true' else '(s.key operator(pg_catalog.=) any ($3)) is not true' end;
-    v_whole := v_failed and v_limit >= c_large;
+    v_whole := v_failed and v_limit >= c_large and not v_short;
     v_failure := format(
       'exists (select from pgreaper.failures as x'
       ' where x.policy_id operator(pg_catalog.=) $5 and x.key operator(pg_catalog.=) s.key and %s)',
@@ -94,14 +97,9 @@ begin
        into v_page.keys, v_page.deadlines, v_page.hints, v_scanned, v_last
       using v_cutoff, v_from, v_taken, v_limit, policy.policy_id, _due.wanted;
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    if v_whole and coalesce(cardinality(v_page.keys), 0) < _due.wanted then
-      v_statement := format('select pg_catalog.count(*), pg_catalog.max(s.deadline) from (%s) as s', v_scan);
-      perform set_config('search_path', target.search_path, true);
-      execute v_statement
-         into v_scanned, v_last
-        using v_cutoff, v_from, v_taken, v_limit;
-      perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    end if;
+    -- Too few: how far it has come is asked for together with them, of one snapshot.
+    v_short := v_whole and coalesce(cardinality(v_page.keys), 0) < _due.wanted;
+    continue when v_short;
 
     v_batch.keys := v_batch.keys || v_page.keys;
     v_batch.deadlines := v_batch.deadlines || v_page.deadlines;

@@ -34,6 +34,7 @@ declare
   v_start timestamptz;
   v_simple boolean;
   v_due integer;
+  v_retry_at timestamptz;
   v_lacking double precision;
   v_deadline timestamptz;
 begin
@@ -65,8 +66,10 @@ begin
   if not v_simple or v_deadline <= v_cutoff then
     v_due := cardinality((pgreaper._due(policy, v_target, _look.clock, v_start, coalesce(pgreaper._portion(policy), 1))).keys);
   end if;
-  if v_due > 0 then
-    v_lacking := v_due - pgreaper._allowance(policy, _look.clock, v_cursor.rate_tokens, v_cursor.rate_at);
+  v_retry_at := pgreaper._retry_at(policy.policy_id);
+  if v_due > 0 or v_retry_at <= _look.clock then
+    v_lacking := case when v_retry_at <= _look.clock then pgreaper._portion(policy) else v_due end
+      - pgreaper._allowance(policy, _look.clock, v_cursor.rate_tokens, v_cursor.rate_at);
     limited := coalesce(v_lacking > 0, false);
     if not limited then
       next := _look.clock;
@@ -84,7 +87,7 @@ begin
     v_deadline := null;
   end if;
 
-  next := least(next, v_deadline + policy.grace, pgreaper._retry_at(policy.policy_id),
+  next := least(next, v_deadline + policy.grace, case when v_retry_at > _look.clock then v_retry_at end,
     -- A claim bound to a session is watched more closely than its lease.
     (select min(case when c.session_pid is null then c.claim_until
                      else least(c.claim_until, coalesce(c.session_lost_at + interval '5 seconds', _look.clock + interval '1 second')) end)

@@ -9,7 +9,7 @@ begin
   if policy.rate_limit is not null then
     update pgreaper.cursors as c
        set rate_tokens = pgreaper._allowance(policy, _spend.clock, c.rate_tokens, c.rate_at) - _spend.holds,
-           rate_at = _spend.clock
+           rate_at = pgreaper._counted_at(_spend.clock, c.rate_at)
      where c.policy_id = policy.policy_id;
   end if;
 end;

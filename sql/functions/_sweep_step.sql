@@ -108,7 +108,8 @@ begin
   if v_policy.rate_limit is not null then
     v_wanted := pgreaper._rationed(v_policy, v_now, v_cursor, least(v_wanted, pgreaper._portion(v_policy)));
     if v_wanted = 0 then
-      v_step.more := true;
+      v_step.more := cardinality((pgreaper._due(v_policy, v_target, v_now, _sweep_step.start, 1)).keys) > 0
+        or v_books.failed and coalesce(pgreaper._retry_at(v_policy.policy_id) <= _sweep_step.run_start, false);
       return v_step;
     end if;
   end if;

@@ -50,6 +50,8 @@ declare
   v_targets pgreaper._target[];
   v_more boolean;
   v_waiting boolean := true;
+  v_looked pg_catalog.timestamptz;
+  v_drained pg_catalog.text[] := '{}';
   v_sleep double precision := 0.05;
   v_failed pg_catalog.text[] := '{}';
   v_sqlstate pg_catalog.text;
@@ -83,6 +85,7 @@ begin
   end if;
 
   v_start := pgreaper._clock();
+  v_looked := v_start;
   v_worker := coalesce(nullif(current_setting('application_name'), ''), 'sweep');
   expired := 0;
   if reaper_sweep.policy is not null then
@@ -114,6 +117,8 @@ begin
           v_names[v_index], v_step.taken);
       elsif v_step.suspended then
         v_failed := v_failed || format('%I (suspended: all its holds fail alike)', v_names[v_index]);
+      elsif not v_more then
+        v_drained := v_drained || v_names[v_index];
       end if;
     exception
       when assert_failure or others then
@@ -149,6 +154,14 @@ begin
       -- All that is left waits for its rate limit, or for other sweeps.
       if v_waiting then
         perform pg_sleep(v_sleep);
+        -- What was drained before must not wait for them.
+        if pgreaper._clock() > v_looked + interval '5 seconds' then
+          v_looked := pgreaper._clock();
+          v_names := v_names || v_drained;
+          v_starts := v_starts || array_fill(null::timestamptz, array[cardinality(v_drained)]);
+          v_targets := v_targets || array_fill(null::pgreaper._target, array[cardinality(v_drained)]);
+          v_drained := '{}';
+        end if;
         -- Less and less often: each look costs as much as a hundred holds.
         v_sleep := least(v_sleep * 2, 0.2);
       else

@@ -352,6 +352,32 @@ def test_a_rate_limit_that_sweeps_have_overdrawn_is_waited_for(core, holds, set_
     assert len(core.claim()) == 5
 
 
+def test_what_has_come_in_is_counted_once(core, holds, set_clock):
+    """A step that took its time earlier ends later: it does not put back when the limit was counted."""
+    holds.due(50)
+    core.register(rate_limit=10)
+    set_clock("2040-01-01 00:00:03Z")
+    assert len(core.claim()) == 10
+    core.value("select pgreaper._spend(p, '2040-01-01 00:00:00Z', 5) from pgreaper.policies as p")
+    assert core.rows("select rate_tokens, rate_at = '2040-01-01 00:00:03Z' from pgreaper.cursors") == [(-5, True)]
+    set_clock("2040-01-01 00:00:02Z")
+    assert core.claim() == []
+    set_clock("2040-01-01 00:00:04Z")
+    assert len(core.claim()) == 5
+
+
+def test_a_clock_that_was_put_back_does_not_stop_a_limited_policy(core, holds, set_clock):
+    holds.due(50)
+    core.register(rate_limit=10)
+    set_clock("2040-01-01 01:00:00Z")
+    assert len(core.claim()) == 10
+    set_clock("2040-01-01 00:00:00Z")
+    assert len(core.claim()) == 10
+    assert core.claim() == []
+    set_clock("2040-01-01 00:00:01Z")
+    assert len(core.claim()) == 10
+
+
 def test_a_session_bound_claim_remembers_its_backend(core, holds):
     """Only when asked: behind a pooler the backend says nothing."""
     holds.due(2)

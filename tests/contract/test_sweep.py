@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -184,6 +185,33 @@ def test_the_rate_limit_lets_whole_portions_go(core, holds):
     core.register(rate_limit=100, batch=500)
     assert sweep(core) == 200
     assert core.value("select array_agg(holds order by at) from pgreaper.transitions") == [50, 50, 50, 50]
+
+
+def test_a_sweep_does_not_wait_for_a_limit_that_nothing_needs(core, holds):
+    """The last hold has gone: that the next one would have to wait for a quarter of an hour is nothing to wait for."""
+    holds.due(1)
+    core.register(rate_limit=0.001)
+    core.do("set statement_timeout = '5s'")
+    assert sweep(core) == 1
+
+
+def test_a_sweep_looks_after_the_others_while_one_waits(core, holds, connect):
+    """A due hold of another policy, of which there was nothing at first."""
+    holds.due(8)
+    core.register(rate_limit=1, batch=1)
+    core.do("create table others (like holds including all)")
+    core.register("o", target="others")
+    application = connect()
+
+    def come():
+        time.sleep(1)
+        application.execute("insert into others (expires_at) values (clock_timestamp() - interval '1 s')")
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    core.do("call pgreaper.reaper_sweep()")
+    thread.join()
+    assert core.column("select status from others") == ["expired"]
 
 
 def test_a_run_that_finds_nothing_writes_nothing(core, holds, wal_written):

@@ -140,3 +140,93 @@ def test_a_portion_that_comes_in_after_a_refusal_is_taken(holds, work, monkeypat
     run, _ = work()
 
     assert (run.expired, run.ended) == (5, "drained")
+
+
+@pytest.mark.parametrize("rate", [1, 50])
+@pytest.mark.parametrize("apart", [0, 1], ids=["one deadline", "several"])
+def test_locked_holds_do_not_use_the_limit_up(db, connect, holds, work, rate, apart):
+    """What somebody has locked is left, and what lies behind it goes at the rate there is."""
+    db.execute(
+        "insert into holds (expires_at) select now() - interval '1 hour' + g * %s * interval '1 s'"
+        " from generate_series(1, 63) as g",
+        (apart,),
+    )
+    holds.register(rate_limit=rate)
+    locker = connect(autocommit=False)
+    locker.execute("select from holds where id <= 60 for update")
+
+    run, _ = work(max_seconds=10)
+
+    assert (run.expired, run.ended, run.exit_code) == (3, "drained", 0)
+    assert {i for i, state in holds.states().items() if state == "expired"} == {61, 62, 63}
+
+
+def test_what_came_in_behind_is_waited_for_too(db, holds, work):
+    """The first claim would have looked behind the cursor, and the limit refused it."""
+    holds.due(1, overdue="1 minute")
+    holds.register(rate_limit=2)
+    work()
+    holds.due(3, overdue="1 hour")
+    db.execute("update pgreaper.cursors set rate_tokens = 0, rate_at = clock_timestamp()")
+
+    run, _ = work()
+
+    assert (run.expired, run.ended) == (3, "drained")
+
+
+@pytest.mark.parametrize("fresh", [0, 1])
+def test_retries_are_waited_for_and_not_asked_for_again_and_again(db, holds, work, fresh):
+    """They count like what is due for the first time, and a refused claim costs a transaction."""
+    ids = holds.due(4 + fresh)
+    holds.register(rate_limit=4, max_attempts=9)
+    db.execute(
+        "insert into pgreaper.failures"
+        " (policy_id, key, deadline, attempts, first_seen_at, failed_at, not_before, error_class)"
+        " select p.policy_id, h.id::text, h.expires_at, 1, now(), now(), now(), 'T'"
+        "   from pgreaper.policies as p, holds as h where h.id = any (%s)",
+        (ids[:4],),
+    )
+    db.execute("update pgreaper.cursors set rate_tokens = 0.5, rate_at = clock_timestamp()")
+    ((before,),) = db.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchall()
+
+    run, _ = work()
+
+    ((after,),) = db.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchall()
+    assert (run.expired, run.ended) == (4 + fresh, "drained")
+    assert after - before < 40
+
+
+def test_the_others_are_looked_after_while_one_waits(connect, holds, others, work, wait_until):
+    """A run that stays for the limit of one does not leave what comes in for another."""
+    holds.due(3)
+    holds.register(rate_limit=1)
+    others()
+
+    def come() -> None:
+        wait_until("select count(*) = 1 from holds where status = 'expired'")
+        with connect() as application:
+            application.execute("insert into others (expires_at) values (clock_timestamp() - interval '1 s')")
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    run, _ = work(poll=0.2)
+    thread.join()
+
+    assert {p: r.outcomes[EXPIRED] for p, r in run.policies.items()} == {"holds": 3, "others": 1}
+
+
+def test_a_limit_that_is_lifted_is_waited_for_no_longer(holds, work, wait_until):
+    """A run that waits asks again after a poll."""
+    holds.due(30)
+    holds.register(rate_limit=0.01)
+
+    def lift() -> None:
+        wait_until("select count(*) = 1 from holds where status = 'expired'")
+        holds.register()
+
+    thread = threading.Thread(target=lift)
+    thread.start()
+    run, _ = work(poll=0.2, max_seconds=20)
+    thread.join()
+
+    assert (run.expired, run.ended) == (30, "drained")
