@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -222,6 +223,7 @@ def test_a_limit_that_is_lifted_is_waited_for_no_longer(holds, work, wait_until)
 
     def lift() -> None:
         wait_until("select count(*) = 1 from holds where status = 'expired'")
+        time.sleep(1.5)  # By then it has been told how long it would take.
         holds.register()
 
     thread = threading.Thread(target=lift)
