@@ -34,7 +34,6 @@ declare
   v_failure text;
   v_failed boolean := false;
   v_whole boolean;
-  v_short boolean := false;
   v_ahead bigint;
   v_limit integer;
   v_scanned integer;
@@ -71,7 +70,7 @@ begin
       target.deadline_order);
     -- IS NOT TRUE and not NOT: the negated form is not hashed everywhere.
     v_unleased := case when cardinality(v_taken) = 0 then 'true' else '(s.key operator(pg_catalog.=) any ($3)) is not true' end;
-    v_whole := v_failed and v_limit >= c_large and not v_short;
+    v_whole := v_failed and v_limit >= c_large;
     v_failure := format(
       'exists (select from pgreaper.failures as x'
       ' where x.policy_id operator(pg_catalog.=) $5 and x.key operator(pg_catalog.=) s.key and %s)',
@@ -81,9 +80,12 @@ begin
       -- So many failures lie before what is free that they are read as a whole, and only what is free is sorted.
       -- CASE and interval: else the planner hopes to leave hardly anything, or to end early, and looks each failure up.
       v_statement := format(
-        'select pg_catalog.array_agg(f.key), pg_catalog.array_agg(f.deadline), pg_catalog.array_agg(f.hint), null, null'
-        '  from (select s.* from (%1$s) as s where case when %2$s then true end and not %3$s'
-        '         order by s.deadline operator(pg_catalog.+) interval ''0'' limit $6) as f',
+        'with s as materialized (%1$s)'
+        ' select f.*, c.*'
+        '   from (select pg_catalog.array_agg(f.key), pg_catalog.array_agg(f.deadline), pg_catalog.array_agg(f.hint)'
+        '           from (select s.* from s where case when %2$s then true end and not %3$s'
+        '                  order by s.deadline operator(pg_catalog.+) interval ''0'' limit $6) as f) as f'
+        '  cross join (select pg_catalog.count(*), pg_catalog.max(s.deadline) from s) as c',
         v_scan, v_unleased, v_failure);
     else
       v_statement := format(
@@ -97,9 +99,6 @@ begin
        into v_page.keys, v_page.deadlines, v_page.hints, v_scanned, v_last
       using v_cutoff, v_from, v_taken, v_limit, policy.policy_id, _due.wanted;
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    -- Too few: how far it has come is asked for together with them, of one snapshot.
-    v_short := v_whole and coalesce(cardinality(v_page.keys), 0) < _due.wanted;
-    continue when v_short;
 
     v_batch.keys := v_batch.keys || v_page.keys;
     v_batch.deadlines := v_batch.deadlines || v_page.deadlines;
