@@ -12,7 +12,7 @@
 #   make bench-peers
 #               how fast, beside job queues with one job a hold: bench/RESULTS-peers.md
 #   make bench-full
-#               growth, fleets, idleness, an application beside it: bench/RESULTS-full.md; twelve minutes
+#               growth, fleets, idleness, an application beside it: bench/RESULTS-full.md; twenty minutes
 #   make wheel  sdist and wheel in dist/
 #   make lock   resolve requirements.lock again from pyproject.toml, and bench/peers.lock from bench/peers.in
 #   make clean  remove what the targets made

@@ -115,7 +115,7 @@ def main() -> None:
     """Measure the parts that are asked for, and write and print their sections."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--parts", default=",".join(PARTS), help="which, with commas; default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes: some minutes instead of twelve")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes: some minutes instead of twenty")
     parser.add_argument(
         "--rows", type=_number, help="rows of the largest table of each part, instead of its usual size"
     )
