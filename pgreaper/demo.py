@@ -522,6 +522,10 @@ select w.number,
 _REMAINING: Final = "select count(*) from bookings where status = 'held' and hold_until <= clock_timestamp()"
 
 # What the victim has in hand, and whether its backend still does something for it.
+_CLAIMS: Final = """
+select exists (select from pg_stat_activity
+                where application_name = %s and state = 'active' and query like '%%reaper_claim%%')
+"""
 _IN_HAND: Final = """
 select a.state = 'idle', l.token, l.holds
   from pg_stat_activity as a
@@ -637,7 +641,7 @@ class _Director:
         """
         Try to kill a worker between claim and expire, which lie milliseconds apart; whether it is dead.
 
-        So it is frozen again and again, at random, until it is caught with a lease in hand and with
+        So it is frozen whenever it is seen to claim, until it is caught with a lease in hand and with
         nothing under way to the server; then it dies without another instruction.
         """
         tried_for = time.monotonic() - self._began - _KILL_AFTER
@@ -647,6 +651,9 @@ class _Director:
         wanted = max(1, round(self._scene.plan.batch / 2 * (1 - tried_for / _KILL_MODESTY)))
         deadline = time.monotonic() + _LOOK_EVERY
         while time.monotonic() < deadline:
+            ((claims,),) = self._connection.execute(_CLAIMS, (victim.name,)).fetchall()
+            if not claims:
+                continue
             os.kill(victim.pid, signal.SIGSTOP)
             token = self._caught(victim, wanted)
             if token is not None and (keys := self._connection.execute(_NOTE, (token,)).fetchone()):
@@ -658,7 +665,6 @@ class _Director:
                 self._scene.tell(f"worker {victim.number} is killed (SIGKILL) with {holds} leased to it", "bad")
                 return True
             os.kill(victim.pid, signal.SIGCONT)
-            time.sleep(random.uniform(0.002, 0.02))  # noqa: S311
         return False
 
     def _caught(self, victim: WorkerScene, wanted: int) -> "UUID | None":
