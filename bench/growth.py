@@ -2,7 +2,8 @@
 What a hold costs when everything around it has grown.
 
 Each condition drains a sample of holds and is compared with a base of this run: a table with no more than such a
-sample in it, drained in the same way.  Base and condition take turns, some rounds, and their medians count.
+sample in it, drained in the same way.  Base and condition take turns, some rounds, and their
+medians count; partitions and an old snapshot have one run.
 Conditions: a deep backlog, one deadline for all, an old snapshot, dead letters at the head, a long trail, partitions.
 """
 
