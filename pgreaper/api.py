@@ -466,13 +466,18 @@ class Reaper:
         settled = Counter(dict(zip(outcomes, counts, strict=True)))
         return settled, None if claimed[0] is None else Batch(*claimed)
 
-    def release_ahead(self, session_pid: int, worker: str) -> int:
-        """Release what a call of :meth:`expire_batch_and_claim` claimed whose answer never came; how many holds."""
+    def release_unheard(self, session_pid: int, worker: str, known: "Sequence[UUID]" = ()) -> int:
+        """
+        Release what a session of this worker's claimed in a call whose answer never came; how many holds.
+
+        ``session_pid`` is the backend that is gone, ``known`` are the tokens of its claims that were heard of.
+        """
         ((holds,),) = self._query(
             "select coalesce(sum(r.holds), 0)::integer from pgreaper.claims as c"
             " cross join lateral (select pgreaper.reaper_release(token => c.token) as holds) as r"
-            " where c.session_pid = %s::integer and c.worker = %s::text and c.finished_at is null",
-            session_pid, worker,
+            " where c.session_pid = %s::integer and c.worker = %s::text and c.finished_at is null"
+            " and c.token <> all (%s::uuid[])",
+            session_pid, worker, list(known),
         )  # fmt: skip
         return int(holds)
 

@@ -294,6 +294,11 @@ class Session:
         )
 
     @property
+    def backend_pid(self) -> int | None:
+        """The backend of the connection, also of one that is lost."""
+        return None if self.server is None else self.server.backend_pid
+
+    @property
     def age(self) -> float:
         """Seconds since the connection was made."""
         return time.monotonic() - self._connected_at

@@ -315,6 +315,8 @@ class Worker:
             beat=self._beat,
         )
         self._pool: Pool | None = None
+        # The session in which a claim's answer was lost.
+        self._unheard: int | None = None
         self._holds: list[Hold] = []
         self._turns: list[_Turn] = []
         # A random phase, and then one look a poll: however often a fleet wakes together, it polls apart.
@@ -863,20 +865,30 @@ class Worker:
         session = self._session.is_direct
         # A daemon has other policies to serve meanwhile.
         ask = self._session.call if self.settings.daemon else self._session.patiently
+        self._release_unheard()
         self._session.compare_clocks()
         skew = self._session.skew
-        if self._pool is None:
-            batch = ask(
-                lambda r: r.claim_batch(
-                    turn.policy, batch=size, worker=self.name, rescan=rescan, session=session, skew=skew
+        try:
+            if self._pool is None:
+                batch = ask(
+                    lambda r: r.claim_batch(
+                        turn.policy, batch=size, worker=self.name, rescan=rescan, session=session, skew=skew
+                    )
                 )
-            )
-        else:
-            self._holds = ask(
-                lambda r: r.claim(turn.policy, batch=size, worker=self.name, rescan=rescan, session=session, skew=skew)
-            )
-            first = self._holds[0] if self._holds else None
-            batch = None if first is None else Batch(first.token, len(self._holds), first.claim_until, first.attempt)
+            else:
+                self._holds = ask(
+                    lambda r: r.claim(
+                        turn.policy, batch=size, worker=self.name, rescan=rescan, session=session, skew=skew
+                    )
+                )
+                first = self._holds[0] if self._holds else None
+                batch = (
+                    None if first is None else Batch(first.token, len(self._holds), first.claim_until, first.attempt)
+                )
+        except ReaperError as trouble:
+            if session and self._session.is_lost(trouble):
+                self._unheard = self._session.backend_pid
+            raise
         if rescan:
             turn.rescanned(began, time.monotonic() - began)
         turn.rescan_refused = rescan and batch is None
@@ -899,16 +911,14 @@ class Worker:
                     )
                     return outcomes
                 outcomes = self._session.patiently(lambda r: r.expire_batch(batch.token))
-                if lost is not None:
-                    with suppress(ReaperError):  # its lease lapses; this batch is settled all the same
-                        self._session.patiently(lambda r, pid=lost: r.release_ahead(pid, self.name))  # type: ignore[misc]
+                self._unheard = lost
                 return outcomes
             except ReaperError as trouble:
                 if ahead:
                     ahead = False
                     if not self._session.is_lost(trouble):
                         continue  # Whichever of the two it was: alone, the transition tells.
-                    lost = self._session.server.backend_pid if self._session.server else None
+                    lost = self._session.backend_pid
                 if isinstance(trouble, StatementTimeout) and batch.holds == 1 and not (blamed or self._stop.requested):
                     blamed = True
                     self._blame(turn, batch)
@@ -952,8 +962,20 @@ class Worker:
         except (ReaperError, Stopped):
             run.lost += batch.holds
 
+    def _release_unheard(self) -> None:
+        """Give back what was claimed in a call whose answer was lost with its connection."""
+        pid, self._unheard = self._unheard, None
+        if pid is not None:
+            known = [turn.ahead.token for turn in self._turns if turn.ahead is not None]
+            with suppress(ReaperError):  # It lapses.
+                self._session.patiently(lambda r: r.release_unheard(pid, self.name, known))
+
     def _give_back_what_is_ahead(self) -> None:
         """Claims that came with a transition and were not begun: the run ends."""
+        if self._unheard is not None:
+            self._stop.settle()
+            with suppress(Stopped):
+                self._release_unheard()
         for turn in self._turns:
             batch, turn.ahead = turn.ahead, None
             if batch is not None:

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
@@ -43,18 +44,33 @@ def work(dsn: str) -> Callable[..., tuple[Run, list[str]]]:
 class Beside:
     """A script that plays against a daemon, in a thread; ``lines`` is what the daemon has said so far."""
 
-    def __init__(self, lines: list[str]) -> None:
+    def __init__(self, lines: list[str], dsn: str) -> None:
         self.lines = lines
+        self._dsn = dsn
 
     def wait_for(self, condition: Callable[[], Any], seconds: float = 20) -> None:
         end = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < end, f"it never came about; the daemon said {self.lines}"
+            assert time.monotonic() < end, f"it never came about; the daemon said {self.lines}; {self._scene()}"
             time.sleep(0.01)
 
     def hears(self, text: str, times: int = 1) -> None:
         """Wait until so many lines with this text were said."""
         self.wait_for(lambda: sum(text in line for line in list(self.lines)) >= times)
+
+    def _scene(self) -> str:
+        """What the database has, for whoever reads of a failure that comes once in a thousand runs."""
+        things = {
+            "time": "select clock_timestamp()",
+            "claims": "table pgreaper.claims",
+            "cursors": "table pgreaper.cursors",
+            "failures": "table pgreaper.failures",
+            "sessions": "select pid, state, wait_event, backend_start, xact_start, query from pg_stat_activity"
+            " where datname = current_database()",
+            "locks": "select pid, locktype, relation::regclass, mode from pg_locks where not granted",
+        }
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            return "\n".join(f"{name}: {connection.execute(query).fetchall()}" for name, query in things.items())
 
 
 @pytest.fixture
@@ -68,7 +84,7 @@ def daemon(dsn: str) -> Callable[..., tuple[Run, list[str]]]:
 
     def daemon(script: Callable[[Beside], None], *policies: str, url: str = dsn, **settings: Any) -> Any:
         lines: list[str] = []
-        beside = Beside(lines)
+        beside = Beside(lines, dsn)
         errors: list[BaseException] = []
 
         def play() -> None:

@@ -69,6 +69,32 @@ def test_c071_the_network_falls_silent_while_nothing_is_due(db, holds, daemon, p
     assert books(db) == []
 
 
+def test_c071_the_network_falls_silent_during_a_claim(db, holds, daemon, proxy: Proxy, connect, how):
+    """The claim is committed and its answer never comes: what it took is given back, not left to its lease."""
+    holds.due(1)
+    holds.register(lease="10 minutes")
+    claiming = f"select count(*) from pg_stat_activity where {WORKER} and wait_event_type = 'Lock'"
+
+    def script(beside: Beside) -> None:
+        beside.wait_for(lambda: set(holds.states().values()) == {"expired"})
+        with connect(autocommit=False) as blocker:
+            blocker.execute("lock table pgreaper.claims in share mode")
+            holds.due(3)
+            beside.wait_for(lambda: one(db, claiming))
+            proxy.mute()
+        beside.wait_for(lambda: set(holds.states().values()) == {"expired"})
+
+    run, _ = daemon(script, url=proxy.url + SHORT, poll=0.5, **how)
+
+    assert (run.expired, run.reconnects, run.exit_code) == (4, 1, 0)
+    assert db.execute("select holds, attempt, ending from pgreaper.claims order by claimed_at").fetchall() == [
+        (1, 1, "expired"),
+        (3, 1, "released"),
+        (3, 1, "expired"),
+    ]
+    assert books(db) == []
+
+
 def test_c071_nobody_answers_at_all_for_a_while(db, holds, daemon, proxy: Proxy):
     """New connections get no answer either: the old one is given up, and it is tried again until somebody answers."""
     holds.due(1)

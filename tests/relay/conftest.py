@@ -106,7 +106,7 @@ def relaying(dsn: str) -> Callable[..., tuple[RelayRun, list[str]]]:
 
     def relaying(sink: Any, script: Play | None = None, *, url: str = dsn, **settings: Any) -> Any:
         lines: list[str] = []
-        beside = Beside(lines)
+        beside = Beside(lines, dsn)
         errors: list[BaseException] = []
 
         def play() -> None:
