@@ -6,8 +6,8 @@ connections that call at the same moment, as pg_cron's would.  The first and the
 what it takes to start, and who comes last, is not what is asked here.  Medians of some rounds, one after the other;
 a ratio is the median of the rounds' ratios, for the machine changes its speed from round to round.
 
-To compare: the loop by hand, on as many connections, and the bulk UPDATE with the table shared out among two, which
-is what two sessions that have nothing to do with each other make of this machine.
+To compare: the loop by hand, on as many connections, and the bulk UPDATE with the table shared out among them, which
+is what sessions that have nothing to do with each other make of this machine.
 """
 
 import signal
@@ -145,7 +145,7 @@ def fleet(bench: Bench, rows: int, most: int) -> list[str]:
         "pgreaper work, processes": (workers, [1, 2, most], {2: "≥ 1.5 of one", most: "≥ 1 of two"}),
         "sweeps at once": (sweeps, [1, 2, most], {most: "≥ 1 of two"}),
         "loops by hand, by ctid": (by_hand, [1, 2, most], {}),
-        "bulk UPDATE, of a part each": (bulk, [1, 2], {}),
+        "bulk UPDATE, of a part each": (bulk, [1, 2, most], {}),
     }
     for name, (way, numbers, targets) in ways.items():
         rates: dict[int, list[float]] = {number: [] for number in numbers}

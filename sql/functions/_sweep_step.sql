@@ -28,7 +28,7 @@ set search_path = pg_catalog, pg_temp
 as $function$
 declare
   c_sweep constant integer := 1919377517;
-  c_beside constant integer := 3;
+  c_beside constant integer := 2;
   v_policy constant pgreaper.policies := pgreaper._policy(_sweep_step.policy);
   v_wanted integer := least(pgreaper._batch_size(v_policy, _sweep_step.batch), _sweep_step.remaining);
   v_now constant timestamptz := pgreaper._clock();
@@ -53,7 +53,7 @@ begin
 
   -- Sweeps that run side by side meet the same holds.  Then each locks first, and skips what another has; only one that is
   -- alone goes straight to the update.  Who comes to it waits for the end of its step, so that it notices.  Many at once would
-  -- do little but skip: those beyond a few wait until another is through.  They look again and again, so this comes first.
+  -- do little but skip: those beyond two wait until another is through.  They look again and again, so this comes first.
   v_alone := pg_try_advisory_xact_lock(c_sweep, v_policy.policy_id);
   if not v_alone and not exists (select from generate_series(1, c_beside) as s (slot)
                                   where pg_try_advisory_xact_lock(c_sweep + s.slot, v_policy.policy_id) limit 1) then
