@@ -22,9 +22,8 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from uuid import UUID
 
 import psycopg
@@ -106,8 +105,7 @@ Interval = str | timedelta
 """A length of time: a timedelta, or whatever Postgres reads as an interval (``'5 min'``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerState:
+class ServerState(NamedTuple):
     """What a connection leads to; see :meth:`Reaper.server`."""
 
     version: str
@@ -123,8 +121,7 @@ class ServerState:
         return self.isolation != "read committed"
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """A claim as a whole: ``holds`` are leased under ``token`` until ``claim_until``; ``attempt`` counts from 1."""
 
     token: UUID
@@ -133,16 +130,14 @@ class Batch:
     attempt: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(NamedTuple):
     """How fast a policy may go: holds in a batch, and holds per second of the whole fleet, None: no limit."""
 
     batch: int
     rate_limit: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """
     What :meth:`Reaper.agenda` tells about a policy.
 
@@ -940,14 +935,18 @@ class Reaper:
 
     def suspended(self, policies: Sequence[str]) -> dict[str, str]:
         """Return those of these policies that are suspended because every hold failed alike, and the reason."""
-        rows = self._query(
-            # The condition on cursors costs nothing; what the view adds is only asked of who fails.
-            "select s.policy, s.reason from pgreaper.status as s"
-            " where s.policy = any (select p.name from pgreaper.policies as p"
-            "                        join pgreaper.cursors as c on c.policy_id = p.policy_id"
-            "                       where c.failing_at is not null and p.name = any(%s::text[]))"
-            "   and s.state = 'suspended' order by s.policy",
+        # What the view costs is only asked of who fails.
+        failing = self._query(
+            "select p.name from pgreaper.policies as p join pgreaper.cursors as c on c.policy_id = p.policy_id"
+            " where c.failing_at is not null and p.name = any(%s::text[])",
             list(policies),
+        )
+        if not failing:
+            return {}
+        rows = self._query(
+            "select s.policy, s.reason from pgreaper.status as s"
+            " where s.policy = any(%s::text[]) and s.state = 'suspended' order by s.policy",
+            [name for (name,) in failing],
         )
         return {str(name): str(reason) for name, reason in rows}
 

@@ -12,8 +12,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -50,8 +49,7 @@ OPTION: Final = "--database-url"
 VARIABLES: Final = ("PGREAPER_DATABASE_URL", "DATABASE_URL")
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Where the database is: libpq parameters, and what told us so."""
 
     parameters: dict[str, str]

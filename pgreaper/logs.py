@@ -11,9 +11,9 @@ a version of the JSON documents.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from pgreaper.text import visible
@@ -30,8 +30,7 @@ _LONGEST_KEY: Final = 200
 EXAMPLES: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """
     One happening.
 
@@ -49,7 +48,7 @@ class Event:
     key: str | None = None
     keys: Sequence[str] = ()
     outcome: str | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = MappingProxyType({})
     seconds: float | None = None
     code: str | None = None
     error_class: str | None = None

@@ -14,9 +14,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 import psycopg
 
@@ -82,8 +82,7 @@ HANDLER_TIMEOUT: Final = 300.0
 """Seconds that a call may take unless somebody says otherwise: one that hangs must not keep the other policies."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """
     What a run is asked to do; lengths of time in seconds, None: no limit, or the policy's own.
 
@@ -172,8 +171,7 @@ class Run(Ending):
         return 1 if broken else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Vitals:
+class Vitals(NamedTuple):
     """
     How a worker is doing, for its metrics: counts since it began.
 
@@ -1074,10 +1072,10 @@ class Worker:
         if turn.may_tell(what + end):
             holds = turn.untold.pop((what, end))
             text = f"policy {visible(turn.policy)}: {plural(holds, 'hold')} failed, {end}: {what}"
-            self._log(replace(told, text=text, counts={"holds": holds}))
+            self._log(told._replace(text=text, counts={"holds": holds}))
         for hold in f.keys if self.settings.every_batch else ():
             text = f"policy {visible(turn.policy)}: hold {key(hold)} failed, {end}: {what}"
-            self._log(replace(told, name="hold.failed", level=DEBUG, text=text, keys=(), key=hold))
+            self._log(told._replace(name="hold.failed", level=DEBUG, text=text, keys=(), key=hold))
 
     def _look_around(self) -> None:
         """A suspended policy claims nothing and looks drained, and so does one whose holds are all dead: tell."""
