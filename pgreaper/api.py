@@ -17,7 +17,6 @@ called: a worker that only counts starts without them.
 """
 
 import json
-import shlex
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -169,19 +168,16 @@ class Reaper:
 
     def server(self) -> ServerState:
         """
-        Tell what the connection leads to, in two round trips.
+        Tell what the connection leads to, in two round trips, or three where the schema is another role's.
 
         The isolation level is that of this call's transaction: in autocommit, the default.
         Raises NotInstalled, and UntrustedSchema before any function of the schema is called.
         """
         (row,) = self._query(
-            "select current_setting('transaction_isolation'), current_setting('transaction_read_only') = 'on',"  # noqa: S608  our own text
-            " pg_is_in_recovery(), pg_backend_pid(), clock_timestamp(), t.owner, t.caller, t.what"
-            f" from (values (1)) as one left join ({trust.SCHEMA}) as t on true"
+            "select current_setting('transaction_isolation'), current_setting('transaction_read_only') = 'on',"
+            f" pg_is_in_recovery(), pg_backend_pid(), clock_timestamp(), ({trust.STRANGE})"
         )
-        _require_trust(*row[5:])
-        ((version,),) = self._query("select pgreaper.reaper_version()::text")
-        return ServerState(version, *row[:5])
+        return ServerState(self._found_version(strange=row[5]), *row[:5])
 
     def clock(self) -> datetime:
         """Return what the database's clock says."""
@@ -190,8 +186,12 @@ class Reaper:
 
     def version(self) -> str:
         """Return the version of the SQL interface in the database.  Raises NotInstalled, UntrustedSchema."""
-        for stranger in self._query(trust.SCHEMA):
-            _require_trust(*stranger)
+        return self._found_version(strange=True)
+
+    def _found_version(self, *, strange: bool) -> str:
+        if strange:
+            for stranger in self._query(trust.SCHEMA):
+                raise _distrust(*stranger)
         ((version,),) = self._query("select pgreaper.reaper_version()::text")
         return str(version)
 
@@ -1072,6 +1072,8 @@ class Reaper:
 
     def _user(self) -> str:
         """Who we are, as a word of a shell."""
+        import shlex
+
         return shlex.quote(self.connection.info.user)
 
     def _has_version(self) -> bool:
@@ -1103,10 +1105,9 @@ def unknown_policy(name: str, registered: Sequence[str]) -> UnknownPolicy:
     return UnknownPolicy(f"there is no policy {visible(name)}", hint=hint, sqlstate="RP002")
 
 
-def _require_trust(owner: str | None, caller: str, what: str) -> None:
-    if owner is not None:
-        who = {"owner": visible(owner), "caller": visible(caller), "what": what}
-        raise UntrustedSchema(trust.FACT.format(**who), hint=trust.HINT.format(**who))
+def _distrust(owner: str, caller: str, what: str) -> UntrustedSchema:
+    who = {"owner": visible(owner), "caller": visible(caller), "what": what}
+    return UntrustedSchema(trust.FACT.format(**who), hint=trust.HINT.format(**who))
 
 
 def _version(text: str) -> tuple[int, int]:

@@ -34,12 +34,11 @@ _DEFAULTS: Final = {
     "client_encoding": ("UTF8", None),
 }
 _DRIVER_SCHEME = re.compile(r"^postgres(?:ql)?(?:\+\w+)?://", re.IGNORECASE)
-# Servers and poolers that are there but have no place for us, or not yet.
-_FULL = re.compile(
-    r"too many (?:clients|connections)|connection slots|no more connections|starting up|shutting down|recovery",
-    re.IGNORECASE,
+# Servers and poolers that are there but have no place for us, or not yet.  Compiled when an error comes.
+_FULL: Final = (
+    r"(?i)too many (?:clients|connections)|connection slots|no more connections|starting up|shutting down|recovery"
 )
-_REFUSED = re.compile(r"unsupported startup parameter(?: in (options))?: ?(\w+)")
+_REFUSED: Final = r"unsupported startup parameter(?: in (options))?: ?(\w+)"
 # Seconds that a name's lookup may take where no connect_timeout is in force.
 _LOOKUP_LIMIT: Final = 60.0
 # Parameters that are, or lead to, a secret; and libpq's variables for them.
@@ -201,14 +200,14 @@ def _open(address: Address, parameters: dict[str, str]) -> Connection:
         "or list it in the pooler's ignore_startup_parameters."
         if refused
         else _advice(address),
-        waiting=_FULL.search(text) is not None,
+        waiting=re.search(_FULL, text) is not None,
         parameter=refused,
     )
 
 
 def refused_parameter(text: str) -> str | None:
     """The startup parameter that a pooler refuses in these words; newer ones name the part of ``options``."""
-    found = _REFUSED.search(text)
+    found = re.search(_REFUSED, text)
     return (found[1] or found[2]) if found else None
 
 

@@ -167,8 +167,8 @@ READ_ONLY: Final = frozenset({"25006", "RP004"})
 _MISSING = frozenset({"3F000", "42883", "42P01"})
 # The same inside our functions, where the server says of its own accord that a piece is not there.
 _INCOMPLETE = _MISSING | {"42703", "42704"}
-_OWN_FRAME = re.compile(r"\bpgreaper\.\w+\(|\breaper_\w+\(|\b_(?:target|policy|require_writable)\(")
-_OWN_FUNCTION = re.compile(r"\bpgreaper\.\w+\(|\breaper_\w+\(")
+_OWN_FRAME: Final = r"\bpgreaper\.\w+\(|\breaper_\w+\(|\b_(?:target|policy|require_writable)\("
+_OWN_FUNCTION: Final = r"\bpgreaper\.\w+\(|\breaper_\w+\("
 
 UPGRADE_HINT = "Run `pgreaper install` to upgrade the database, or use the driver that fits it."
 INSTALL_HINT = "Run `pgreaper install`, or look whether this is the database you meant."
@@ -290,7 +290,7 @@ def _is_own(diag: "Diagnostic") -> bool:
     """Whether a RAISE in one of pgreaper's own functions wrote this message."""
     if diag.source_function != "exec_stmt_raise" or not diag.context:
         return False
-    return _OWN_FRAME.search(diag.context.partition("\n")[0]) is not None
+    return re.search(_OWN_FRAME, diag.context.partition("\n")[0]) is not None
 
 
 def _lacks_a_piece(diag: "Diagnostic") -> bool:
@@ -304,7 +304,7 @@ def _lacks_a_piece(diag: "Diagnostic") -> bool:
         return False
     first = diag.context.partition("\n")[0]
     return bool(re.search(r"\bpgreaper\.", diag.message_primary or "")) or (
-        _OWN_FUNCTION.search(first) is not None and not first.endswith("EXECUTE")
+        re.search(_OWN_FUNCTION, first) is not None and not first.endswith("EXECUTE")
     )
 
 

@@ -34,12 +34,12 @@ _PIECES: Final = re.compile(
        | (?<= [ ]) (?P<operator> <> | <= | >= | !~ | \|\| | ->> | [=<>~+-] ) (?= [ ])""",
     re.VERBOSE,
 )
-_FIRST: Final = re.compile(rf"{_QUOTED} | \$1\b", re.VERBOSE)
+_FIRST: Final = rf"{_QUOTED} | \$1\b"
 
 
 def filled(statement: str, value: str) -> str:
     """The statement with ``value`` for its parameter ``$1``; a quoted text or name that contains one stays as it is."""
-    return _FIRST.sub(lambda found: found[0] if found["literal"] else value, statement)
+    return re.sub(_FIRST, lambda found: found[0] if found["literal"] else value, statement, flags=re.VERBOSE)
 
 
 @cache

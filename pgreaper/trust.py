@@ -42,6 +42,10 @@ _OBJECTS: Final = f"""\
           from pg_class as c join pg_namespace as n on n.oid = c.relnamespace
          where n.nspname = 'pgreaper'"""  # noqa: S608  our own text
 
+STRANGE: Final = """\
+select not o.rolsuper and o.rolname <> all (array[current_user, session_user])
+  from pg_namespace as n join pg_roles as o on o.oid = n.nspowner where n.nspname = 'pgreaper'"""
+"""Whether there is more to ask: the schema belongs neither to a superuser nor to the caller.  Quick to ask."""
 SCHEMA: Final = _QUESTION.format(owned=_SCHEMA)
 """Owner, caller and what it is, when the schema is a stranger's; no row when it is not, or is not there."""
 OBJECTS: Final = _QUESTION.format(owned=_OBJECTS)
