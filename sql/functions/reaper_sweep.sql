@@ -17,6 +17,7 @@
 --   * A run that finds nothing writes nothing.
 --   * No hold is tried twice in a run.
 --   * At most two sweeps of a policy work at once, under advisory locks of their transactions; others wait until one is through.
+--   * It waits for a rate limit, and every five seconds looks again at policies that it had drained meanwhile; max_seconds ends that.
 --   * Dead letters whose hold has moved on are closed when nothing else of their policy is left to do.
 --   * A statement timeout bounds the whole call, because the server starts its timer with the CALL
 --     and a procedure cannot start it again: what is committed by then stays, and the call ends.
