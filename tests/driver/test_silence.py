@@ -69,19 +69,21 @@ def test_c071_the_network_falls_silent_while_nothing_is_due(db, holds, daemon, p
     assert books(db) == []
 
 
-def test_c071_the_network_falls_silent_during_a_claim(db, holds, daemon, proxy: Proxy, connect, how):
+def test_c071_the_network_falls_silent_during_a_claim(db, holds, daemon, proxy: Proxy, running, how):
     """The claim is committed and its answer never comes: what it took is given back, not left to its lease."""
     holds.due(1)
     holds.register(lease="10 minutes")
-    claiming = f"select count(*) from pg_stat_activity where {WORKER} and wait_event_type = 'Lock'"
+    db.execute("""
+        create function slowly() returns trigger language plpgsql as $$ begin perform pg_sleep(0.4); return new; end $$;
+        create trigger slowly before insert on pgreaper.claims for each row when (new.holds = 3)
+          execute function slowly()
+    """)
 
     def script(beside: Beside) -> None:
         beside.wait_for(lambda: set(holds.states().values()) == {"expired"})
-        with connect(autocommit=False) as blocker:
-            blocker.execute("lock table pgreaper.claims in share mode")
-            holds.due(3)
-            beside.wait_for(lambda: one(db, claiming))
-            proxy.mute()
+        holds.due(3)
+        beside.wait_for(running)
+        proxy.mute()
         beside.wait_for(lambda: set(holds.states().values()) == {"expired"})
 
     run, _ = daemon(script, url=proxy.url + SHORT, poll=0.5, **how)
