@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")
 SERVER = PROGRAMS / "rabbitmq-server"
 
-# The broker of this run: a fixture is another one in each folder that imports it.
+# The broker of this run, and its certificates: a fixture is another one in each folder that imports it.
 STARTED: pytest.StashKey[Broker] = pytest.StashKey()
+CERTIFIED: pytest.StashKey[Path] = pytest.StashKey()
 
 # Larger messages are refused, so that a test need not send the default of 128 MB.
 LARGEST = 1_000_000

@@ -24,7 +24,7 @@ import pytest
 from pgreaper.queues import Message
 from tests.queues.aws import aws as aws
 from tests.queues.aws import moto as moto
-from tests.queues.broker import SERVER, STARTED, Broker, wait_until
+from tests.queues.broker import CERTIFIED, SERVER, STARTED, Broker, wait_until
 from tests.queues.endpoint import Endpoint
 from tests.queues.kafka_cluster import kafka as kafka
 
@@ -36,14 +36,17 @@ P = ParamSpec("P")
 
 
 @pytest.fixture(scope="session")
-def certificates(tmp_path_factory) -> Path:
+def certificates(pytestconfig: pytest.Config, tmp_path_factory) -> Path:
     """A folder with ``ca.pem``, and ``cert.pem`` and ``key.pem`` of a server on 127.0.0.1 that it vouches for."""
+    if CERTIFIED in pytestconfig.stash:
+        return pytestconfig.stash[CERTIFIED]
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
     folder: Path = tmp_path_factory.mktemp("certificates")
+    pytestconfig.stash[CERTIFIED] = folder
     now = datetime.datetime.now(datetime.UTC)
 
     def certify(name: str, key, issuer, signer, *, authority: bool) -> x509.Certificate:
