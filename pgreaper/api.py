@@ -104,6 +104,13 @@ Interval = str | timedelta
 """A length of time: a timedelta, or whatever Postgres reads as an interval (``'5 min'``)."""
 
 
+class Backend(NamedTuple):
+    """A session of the server's: its process, and when that began, since numbers repeat."""
+
+    pid: int
+    start: datetime | None
+
+
 class ServerState(NamedTuple):
     """What a connection leads to; see :meth:`Reaper.server`."""
 
@@ -111,8 +118,8 @@ class ServerState(NamedTuple):
     isolation: str
     read_only: bool
     standby: bool
-    backend_pid: int
     clock: datetime
+    backend: Backend
 
     @property
     def repeats_reads(self) -> bool:
@@ -174,10 +181,13 @@ class Reaper:
         Raises NotInstalled, and UntrustedSchema before any function of the schema is called.
         """
         (row,) = self._query(
-            "select current_setting('transaction_isolation'), current_setting('transaction_read_only') = 'on',"
-            f" pg_is_in_recovery(), pg_backend_pid(), clock_timestamp(), ({trust.STRANGE})"
+            "select current_setting('transaction_isolation'), current_setting('transaction_read_only') = 'on',"  # noqa: S608  our own text
+            f" pg_is_in_recovery(), clock_timestamp(), ({trust.STRANGE}), pg_backend_pid(),"
+            " (select a.backend_start from pg_stat_get_activity(pg_backend_pid()) as a)"
         )
-        return ServerState(self._found_version(strange=row[5]), *row[:5])
+        isolation, read_only, standby, clock, strange, *backend = row
+        version = self._found_version(strange=strange)
+        return ServerState(version, isolation, read_only, standby, clock, Backend(*backend))
 
     def clock(self) -> datetime:
         """Return what the database's clock says."""
@@ -461,20 +471,26 @@ class Reaper:
         settled = Counter(dict(zip(outcomes, counts, strict=True)))
         return settled, None if claimed[0] is None else Batch(*claimed)
 
-    def release_unheard(self, session_pid: int, worker: str, known: "Sequence[UUID]" = ()) -> int:
+    def release_unheard(self, backend: Backend, worker: str, known: "Sequence[UUID]" = ()) -> bool:
         """
-        Release what a session of this worker's claimed in a call whose answer never came; how many holds.
+        Release what a session of this worker's claimed in a call whose answer never came.
 
-        ``session_pid`` is the backend that is gone, ``known`` are the tokens of its claims that were heard of.
+        ``known`` are the tokens of its claims that were heard of.  Whether the session is gone: if it is not, the
+        call may still be running, and its claim may come later.
         """
-        ((holds,),) = self._query(
-            "select coalesce(sum(r.holds), 0)::integer from pgreaper.claims as c"
-            " cross join lateral (select pgreaper.reaper_release(token => c.token) as holds) as r"
-            " where c.session_pid = %s::integer and c.worker = %s::text and c.finished_at is null"
-            " and c.token <> all (%s::uuid[])",
-            session_pid, worker, list(known),
+        # Before the claims are looked at: it ends after its commit.
+        ((gone,),) = self._query(
+            "select not exists (select from pg_stat_get_activity(%s::integer) as a"
+            " where a.backend_start is null or a.backend_start = %s::timestamptz)",
+            *backend,
+        )
+        self._query(
+            "select pgreaper.reaper_release(token => c.token) from pgreaper.claims as c"
+            " where c.session_pid = %s::integer and c.session_start = %s::timestamptz and c.worker = %s::text"
+            " and c.finished_at is null and c.token <> all (%s::uuid[])",
+            *backend, worker, list(known),
         )  # fmt: skip
-        return int(holds)
+        return bool(gone)
 
     def fail(
         self,

@@ -12,7 +12,8 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -48,7 +49,8 @@ OPTION: Final = "--database-url"
 VARIABLES: Final = ("PGREAPER_DATABASE_URL", "DATABASE_URL")
 
 
-class Address(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Address:
     """Where the database is: libpq parameters, and what told us so."""
 
     parameters: dict[str, str]

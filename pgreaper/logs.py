@@ -12,7 +12,6 @@ a version of the JSON documents.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -48,7 +47,7 @@ class Event(NamedTuple):
     key: str | None = None
     keys: Sequence[str] = ()
     outcome: str | None = None
-    counts: Mapping[str, int] = MappingProxyType({})
+    counts: Mapping[str, int] = {}
     seconds: float | None = None
     code: str | None = None
     error_class: str | None = None

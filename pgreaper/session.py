@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg import IsolationLevel
 
-from pgreaper.api import Reaper, ServerState
+from pgreaper.api import Backend, Reaper, ServerState
 from pgreaper.connection import Address, Connection, Unreachable, connect
 from pgreaper.errors import (
     DatabaseBusy,
@@ -290,13 +290,14 @@ class Session:
         return (
             self.server is not None
             and self.connection is not None
-            and self.server.backend_pid == self.connection.info.backend_pid
+            and self.server.backend.pid == self.connection.info.backend_pid
         )
 
     @property
-    def backend_pid(self) -> int | None:
-        """The backend of the connection, also of one that is lost."""
-        return None if self.server is None else self.server.backend_pid
+    def backend(self) -> Backend:
+        """The session of the connection, also of one that is lost."""
+        assert self.server is not None  # noqa: S101
+        return self.server.backend
 
     @property
     def age(self) -> float:
@@ -441,7 +442,7 @@ class Session:
         with self._lifeline.call():
             self.server = reaper.server()
         self._compared(before, self.server.clock, time.time())
-        if self.server.backend_pid != connection.info.backend_pid:
+        if self.server.backend.pid != connection.info.backend_pid:
             self._lifeline.pooled()
         reaper.require_version(self.server.version)
         if self.server.read_only:

@@ -5,7 +5,8 @@ Its functions run with the rights of whoever calls them, so whoever owns the sch
 can.  A worker has been given its rights by that owner and can do little else.  But whoever may create a schema in the
 database could make one of this name, and wait for a superuser to look at it.  So a caller with power over the
 server, over roles or over the database takes only what belongs to somebody who has such power too: a superuser,
-the owner of the database, or the caller itself.  Being a member of the owner's role is no trust: up to PostgreSQL 15
+the owner of the database, or whoever connected.  A role that the caller has only taken with SET ROLE is a stranger
+all the same: its code can give it back.  Being a member of the owner's role is no trust: up to PostgreSQL 15
 every role may make others its members.
 
 Owns the question and its words; imports nothing of pgreaper.  The texts are for :func:`pgreaper.statement.qualified`.
@@ -20,7 +21,7 @@ select o.rolname::text as owner, me.rolname::text as caller, w.what
   join pg_roles as me on me.rolname = any (array[current_user, session_user])
   join pg_database as d on d.datname = current_database()
  where not o.rolsuper
-   and o.rolname <> all (array[current_user, session_user])
+   and o.rolname <> session_user
    and not pg_has_role(o.oid, d.datdba, 'usage')
    and (me.rolsuper or (me.rolcreaterole and not o.rolcreaterole) or pg_has_role(me.oid, d.datdba, 'usage')
         or exists (select from pg_roles as s
@@ -43,9 +44,9 @@ _OBJECTS: Final = f"""\
          where n.nspname = 'pgreaper'"""  # noqa: S608  our own text
 
 STRANGE: Final = """\
-select not o.rolsuper and o.rolname <> all (array[current_user, session_user])
+select not o.rolsuper and o.rolname <> session_user
   from pg_namespace as n join pg_roles as o on o.oid = n.nspowner where n.nspname = 'pgreaper'"""
-"""Whether there is more to ask: the schema belongs neither to a superuser nor to the caller.  Quick to ask."""
+"""Whether there is more to ask: the schema belongs neither to a superuser nor to who connected.  Quick to ask."""
 SCHEMA: Final = _QUESTION.format(owned=_SCHEMA)
 """Owner, caller and what it is, when the schema is a stranger's; no row when it is not, or is not there."""
 OBJECTS: Final = _QUESTION.format(owned=_OBJECTS)

@@ -20,7 +20,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 import psycopg
 
-from pgreaper.api import DEAD_LETTER, EXPIRED, LOCKED, RETRY, TOO_SLOW, Batch, Look, Pace, Reaper, unknown_policy
+from pgreaper.api import (
+    DEAD_LETTER,
+    EXPIRED,
+    LOCKED,
+    RETRY,
+    TOO_SLOW,
+    Backend,
+    Batch,
+    Look,
+    Pace,
+    Reaper,
+    unknown_policy,
+)
 from pgreaper.connection import Address, worker_name
 from pgreaper.errors import (
     READ_ONLY,
@@ -40,6 +52,8 @@ from pgreaper.session import BUSY_TRIES, REPORT_EVERY, Ending, Session, Stop, St
 from pgreaper.text import count, duration, key, plural, visible
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from pgreaper.handlers import Desk, Handler, Pool
     from pgreaper.heartbeat import Heartbeat
     from pgreaper.records import Failure, Hold
@@ -58,6 +72,8 @@ _LONGEST_PACE: Final = 1.0
 _QUICK_BATCH: Final = 0.2
 # A claim whose transition has cost so many connections is left to lapse: some hold of it may kill its backend.
 _LOSSES: Final = 2
+# A run that ends waits so many seconds for a claim that may still be running in a session that it has lost.
+_LATE_CLAIM: Final = 3.0
 # A run that ends leaves a policy after so many of those.
 _LEFT_CLAIMS: Final = 4
 # A policy of which so many batches in a row found only locked rows is left for the next run.
@@ -216,8 +232,10 @@ class _Turn:
         self.misses = 0
         self.busy = 0
         self.failures = 0
-        # How often in a row this policy's turn has cost the connection, and how many claims were left for it.
+        # How often in a row this policy's turn has cost the connection, the last time in a claim, and how many claims
+        # were left for it.
         self.losses = 0
+        self.lost_claiming = False
         self.left = 0
         self.was_suspended = False
         self.same = ("", 0)
@@ -313,8 +331,9 @@ class Worker:
             beat=self._beat,
         )
         self._pool: Pool | None = None
-        # The session in which a claim's answer was lost.
-        self._unheard: int | None = None
+        # Sessions in which a claim's answer was lost, and the tokens that were heard of since the first of them.
+        self._unheard: set[Backend] = set()
+        self._heard: set[UUID] = set()
         self._holds: list[Hold] = []
         self._turns: list[_Turn] = []
         # A random phase, and then one look a poll: however often a fleet wakes together, it polls apart.
@@ -444,6 +463,7 @@ class Worker:
                 except (DatabaseUnavailable, WrongTransaction) as trouble:
                     self._busy += time.monotonic() - began
                     self._session.reconnect(trouble)
+                    self._release_unheard()
                     progressed = self._cut_off(turn, trouble)
                 else:
                     self._busy += time.monotonic() - began
@@ -545,7 +565,7 @@ class Worker:
             turn,
             self._run_of(turn),
             error,
-            rest="what it had claimed is left to lapse",
+            rest="nothing was changed" if turn.lost_claiming else "what it had claimed is left to lapse",
             final=turn.left >= _LEFT_CLAIMS,
         )
         return not (self.settings.daemon or turn.done)
@@ -884,9 +904,13 @@ class Worker:
                     None if first is None else Batch(first.token, len(self._holds), first.claim_until, first.attempt)
                 )
         except ReaperError as trouble:
-            if session and self._session.is_lost(trouble):
-                self._unheard = self._session.backend_pid
+            turn.lost_claiming = self._session.is_lost(trouble)
+            if session and turn.lost_claiming:
+                self._unheard.add(self._session.backend)
             raise
+        turn.lost_claiming = False
+        if batch is not None:
+            self._hear(batch)
         if rescan:
             turn.rescanned(began, time.monotonic() - began)
         turn.rescan_refused = rescan and batch is None
@@ -898,7 +922,6 @@ class Worker:
         blamed = False
         losses = 0
         ahead = self._claims_ahead(turn, batch)
-        lost: int | None = None
         while True:
             try:
                 if ahead:
@@ -907,16 +930,18 @@ class Worker:
                             batch.token, batch=turn.asked, session=True, skew=self._session.skew
                         )
                     )
+                    if turn.ahead is not None:
+                        self._hear(turn.ahead)
                     return outcomes
                 outcomes = self._session.patiently(lambda r: r.expire_batch(batch.token))
-                self._unheard = lost
+                self._release_unheard()
                 return outcomes
             except ReaperError as trouble:
                 if ahead:
                     ahead = False
                     if not self._session.is_lost(trouble):
                         continue  # Whichever of the two it was: alone, the transition tells.
-                    lost = self._session.backend_pid
+                    self._unheard.add(self._session.backend)
                 if isinstance(trouble, StatementTimeout) and batch.holds == 1 and not (blamed or self._stop.requested):
                     blamed = True
                     self._blame(turn, batch)
@@ -960,20 +985,29 @@ class Worker:
         except (ReaperError, Stopped):
             run.lost += batch.holds
 
+    def _hear(self, batch: Batch) -> None:
+        """A claim's answer has come: whatever becomes of it, :meth:`_release_unheard` leaves it alone."""
+        if not self._unheard:
+            self._heard = {turn.ahead.token for turn in self._turns if turn.ahead is not None}
+        self._heard.add(batch.token)
+
     def _release_unheard(self) -> None:
-        """Give back what was claimed in a call whose answer was lost with its connection."""
-        pid, self._unheard = self._unheard, None
-        if pid is not None:
-            known = [turn.ahead.token for turn in self._turns if turn.ahead is not None]
-            with suppress(ReaperError):  # It lapses.
-                self._session.patiently(lambda r: r.release_unheard(pid, self.name, known))
+        """Give back what was claimed in a call whose answer was lost with its connection; it may still be running."""
+        for backend in list(self._unheard):
+            with suppress(ReaperError):  # It lapses, or the next claim tries again.
+                if self._session.patiently(lambda r, b=backend: r.release_unheard(b, self.name, list(self._heard))):  # type: ignore[misc]
+                    self._unheard.discard(backend)
 
     def _give_back_what_is_ahead(self) -> None:
         """Claims that came with a transition and were not begun: the run ends."""
-        if self._unheard is not None:
+        if self._unheard:
             self._stop.settle()
+            until = time.monotonic() + _LATE_CLAIM
             with suppress(Stopped):
                 self._release_unheard()
+                while self._unheard and not self._stop.requested and time.monotonic() < until:
+                    self._stop.wait(0.1)
+                    self._release_unheard()
         for turn in self._turns:
             batch, turn.ahead = turn.ahead, None
             if batch is not None:
@@ -1202,13 +1236,21 @@ class Worker:
             began = time.monotonic()
             return reaper.agenda(policies, without=without, rescan=rescan)
 
-        try:
-            looks = self._session.retrying(ask)
-        except ReaperError:
-            if self._stop.requested:
-                raise Stopped from None  # We cancelled it ourselves.
-            raise
-        return {look: look.policy in rescan for look in looks}, began
+        losses = 0
+        while True:
+            try:
+                looks = self._session.patiently(ask)
+            except ReaperError as trouble:
+                if self._stop.requested:
+                    raise Stopped from None  # We cancelled it ourselves.
+                if not self._session.is_lost(trouble):
+                    raise
+                losses += trouble.sqlstate not in READ_ONLY
+                self._session.reconnect(trouble)
+                if losses == _LOSSES:
+                    raise  # A target may be one that nobody can read and live.
+            else:
+                return {look: look.policy in rescan for look in looks}, began
 
     def _learn(self, turns: Sequence[_Turn], looks: "dict[Look, bool]", began: float) -> None:
         """Put down when these turns are due.  The waits count from ``began``: asking took as long as claiming will."""

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, LiteralString
 
@@ -61,7 +62,7 @@ def opener(url: str | None) -> "Callable[[str], psycopg.Connection[Any]]":
     address = resolve(url)
 
     def open_database(database: str) -> "psycopg.Connection[Any]":
-        return connect(address._replace(parameters={**address.parameters, "dbname": database}))
+        return connect(replace(address, parameters={**address.parameters, "dbname": database}))
 
     return open_database
 

@@ -1,5 +1,6 @@
 """``pgreaper doctor``: what keeps holds from expiring, and what repairs it."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -69,7 +70,7 @@ def _opener(url: str | None) -> "Callable[[str], psycopg.Connection[Any]]":
     address = resolve(url)
 
     def open_database(database: str) -> "psycopg.Connection[Any]":
-        elsewhere = address._replace(parameters={**address.parameters, "dbname": database})
+        elsewhere = replace(address, parameters={**address.parameters, "dbname": database})
         return connect(elsewhere, name="pgreaper/doctor")
 
     return open_database

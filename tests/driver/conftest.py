@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -119,7 +120,7 @@ class Proxy:
     def __init__(self, dsn: str) -> None:
         self.parameters = conninfo_to_dict(dsn)
         self.dropped = 0
-        self._marker = b""
+        self._markers: list[bytes] = []
         self._countdown = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -134,14 +135,20 @@ class Proxy:
         secret = f":{password}" if password else ""
         return f"postgresql://{user}{secret}@127.0.0.1:{self.port}/{name}"
 
-    def drop_reply(self, marker: str, *, after: int = 0) -> None:
-        """Lose the reply to the statement that contains the marker, not the first `after` times."""
-        self._marker, self._countdown = marker.encode(), after
+    def drop_reply(self, *markers: str, after: int = 0) -> None:
+        """Lose the reply to the call that contains all the markers, not the first `after` times."""
+        self._markers, self._countdown = [marker.encode() for marker in markers], after
 
     def mute(self, *, new: bool = False) -> None:
         """Keep the connections there are, and forward nothing on them ever again; with `new`, nor on later ones."""
         self._mute |= {id(end) for end in self._open}
         self._mute_all = new
+
+    def cut(self) -> None:
+        """End the connections there are; what the server is doing for one of them it does to its end."""
+        for client in self._open[::2]:
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
 
     def unmute_new(self) -> None:
         """Later connections work again."""
@@ -180,7 +187,7 @@ class Proxy:
                     data = ready.recv(65536)
                     if id(client) in self._mute and data:
                         continue
-                    if ready is client and data and self._marker and self._marker in data:
+                    if ready is client and data and self._markers and all(m in data for m in self._markers):
                         losing = self._countdown == 0
                         self._countdown -= 1
                     if ready is server and losing:

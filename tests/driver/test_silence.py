@@ -30,6 +30,15 @@ def how(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {} if request.param == "plain" else {"handler": lambda call: None}
 
 
+def slow_claims(db: psycopg.Connection[Any]) -> None:
+    """A claim of three holds takes 0.6 seconds."""
+    db.execute("""
+        create function slowly() returns trigger language plpgsql as $$ begin perform pg_sleep(0.6); return new; end $$;
+        create trigger slowly before insert on pgreaper.claims for each row when (new.holds = 3)
+          execute function slowly()
+    """)
+
+
 def test_c071_the_network_falls_silent_during_a_call(db, holds, daemon, proxy: Proxy, running, how):
     """The transition is committed and its reply never comes: asked for again on a new connection, once all the same."""
     holds.due(3)
@@ -73,11 +82,7 @@ def test_c071_the_network_falls_silent_during_a_claim(db, holds, daemon, proxy: 
     """The claim is committed and its answer never comes: what it took is given back, not left to its lease."""
     holds.due(1)
     holds.register(lease="10 minutes")
-    db.execute("""
-        create function slowly() returns trigger language plpgsql as $$ begin perform pg_sleep(0.4); return new; end $$;
-        create trigger slowly before insert on pgreaper.claims for each row when (new.holds = 3)
-          execute function slowly()
-    """)
+    slow_claims(db)
 
     def script(beside: Beside) -> None:
         beside.wait_for(lambda: set(holds.states().values()) == {"expired"})
@@ -95,6 +100,60 @@ def test_c071_the_network_falls_silent_during_a_claim(db, holds, daemon, proxy: 
         (3, 1, "expired"),
     ]
     assert books(db) == []
+
+
+def test_c071_the_connection_breaks_during_a_claim_that_goes_on(db, holds, work, proxy: Proxy, running):
+    """The worker is connected again before the claim is there, and gives it back when it is."""
+    from threading import Thread
+
+    holds.due(3)
+    holds.register(lease="10 minutes", max_attempts=1)
+    slow_claims(db)
+
+    def breaking() -> None:
+        while not running():
+            pass
+        proxy.cut()
+
+    network = Thread(target=breaking)
+    network.start()
+    run, _ = work(url=proxy.url)
+    network.join()
+
+    assert (run.expired, run.ended, run.exit_code) == (0, "drained", 0)
+    assert db.execute("select ending from pgreaper.claims").fetchall() == [("released",)]
+    assert work()[0].expired == 3
+    assert one(db, "select count(*) from pgreaper.failures") == 0
+
+
+def test_c071_what_is_given_back_is_only_what_was_not_heard_of(db, holds, daemon, proxy: Proxy):
+    """One policy's claim is lost while another one's next batch is claimed already: that one goes on."""
+    holds.due(20_000)
+    db.execute("create table early (like holds including all)")
+    holds.register("early", target="early")
+    holds.register("late", batch=10)
+    waiting = "select count(*) from pgreaper.claims where finished_at is null"
+
+    def script(beside: Beside) -> None:
+        beside.wait_for(lambda: one(db, "select count(*) from pgreaper.transitions") > 20)
+        beside.wait_for(lambda: one(db, waiting))
+        proxy.drop_reply("reaper_claim_batch", "early")
+        db.execute("insert into early (expires_at) select clock_timestamp()")
+        beside.hears("connected again")
+        beside.wait_for(lambda: one(db, "select count(*) from early where status = 'expired'"))
+
+    run, _ = daemon(script, url=proxy.url, poll=0.2)
+
+    ends = """
+        select p.name, c.ending, count(*) from pgreaper.claims as c join pgreaper.policies as p using (policy_id)
+         where c.ending <> 'expired' group by 1, 2
+    """
+    given_back = {(policy, ending): claims for policy, ending, claims in db.execute(ends).fetchall()}
+    # At its end the daemon gives back what it has claimed ahead.
+    assert given_back.pop(("late", "released"), 0) <= 1
+    assert given_back == {("early", "released"): 1}
+    assert (run.policies["late"].lost, run.reconnects) == (0, 1)
+    assert one(db, "select count(*) from pgreaper.failures") == 0
 
 
 def test_c071_nobody_answers_at_all_for_a_while(db, holds, daemon, proxy: Proxy):

@@ -124,7 +124,7 @@ def test_nor_does_the_text_for_psql_nor_a_hosts_alembic(strangers, trap):
 
 
 @pytest.mark.parametrize(
-    "caller", ["superuser", "createrole", "owner", "program", "session", "worker", "bypassrls", "itself"]
+    "caller", ["superuser", "createrole", "owner", "program", "session", "taken", "worker", "bypassrls", "itself"]
 )
 def test_who_has_more_power_than_the_owner_is_refused_and_a_worker_is_not(strangers, caller):
     """An installation that a plain role made serves workers; not who has power over server, roles or database."""
@@ -137,6 +137,7 @@ def test_who_has_more_power_than_the_owner_is_refused_and_a_worker_is_not(strang
         "owner": lambda: strangers.create("caller"),
         "program": lambda: strangers.create("caller", "in role pg_execute_server_program"),
         "session": lambda: strangers.create("caller", "superuser"),
+        "taken": lambda: strangers.create("caller", "superuser"),
         "worker": lambda: strangers.create("caller"),
         "bypassrls": lambda: strangers.create("caller", "bypassrls"),
         "itself": lambda: deploy,
@@ -149,6 +150,8 @@ def test_who_has_more_power_than_the_owner_is_refused_and_a_worker_is_not(strang
         if caller == "session":
             # A function could say RESET ROLE.
             connection.execute("set role pg_monitor")
+        if caller == "taken":
+            connection.execute(f"set role {deploy}")
         reaper = Reaper(connection)
         if caller in ("worker", "bypassrls", "itself"):
             assert reaper.server().version == reaper.version()
