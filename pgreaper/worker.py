@@ -72,8 +72,6 @@ _LONGEST_PACE: Final = 1.0
 _QUICK_BATCH: Final = 0.2
 # A claim whose transition has cost so many connections is left to lapse: some hold of it may kill its backend.
 _LOSSES: Final = 2
-# A run that ends waits so many seconds for a claim that may still be running in a session that it has lost.
-_LATE_CLAIM: Final = 3.0
 # A run that ends leaves a policy after so many of those.
 _LEFT_CLAIMS: Final = 4
 # A policy of which so many batches in a row found only locked rows is left for the next run.
@@ -1002,12 +1000,8 @@ class Worker:
         """Claims that came with a transition and were not begun: the run ends."""
         if self._unheard:
             self._stop.settle()
-            until = time.monotonic() + _LATE_CLAIM
             with suppress(Stopped):
                 self._release_unheard()
-                while self._unheard and not self._stop.requested and time.monotonic() < until:
-                    self._stop.wait(0.1)
-                    self._release_unheard()
         for turn in self._turns:
             batch, turn.ahead = turn.ahead, None
             if batch is not None:

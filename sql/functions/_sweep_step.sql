@@ -28,7 +28,6 @@ set search_path = pg_catalog, pg_temp
 as $function$
 declare
   c_sweep constant integer := 1919377517;
-  c_beside constant integer := 2;
   v_policy constant pgreaper.policies := pgreaper._policy(_sweep_step.policy);
   v_wanted integer := least(pgreaper._batch_size(v_policy, _sweep_step.batch), _sweep_step.remaining);
   v_now constant timestamptz := pgreaper._clock();
@@ -51,16 +50,15 @@ begin
     return v_step;
   end if;
 
-  -- Sweeps that run side by side meet the same holds.  Then each locks first, and skips what another has; only one that is
-  -- alone goes straight to the update.  Who comes to it waits for the end of its step, so that it notices.  Many at once would
-  -- do little but skip: those beyond two wait until another is through.  They look again and again, so this comes first.
-  v_alone := pg_try_advisory_xact_lock(c_sweep, v_policy.policy_id);
-  if not v_alone and not exists (select from generate_series(1, c_beside) as s (slot)
-                                  where pg_try_advisory_xact_lock(c_sweep + s.slot, v_policy.policy_id) limit 1) then
+  -- Many sweeps at once would do little but skip what another has: there are two places, the others wait until one is through.
+  -- They look again and again, so this comes first.  And two side by side meet the same holds.  So each locks first, and skips;
+  -- only one that is alone goes straight to the update.  Who comes to it waits for the end of its step, so that it notices.
+  if not (pg_try_advisory_xact_lock(c_sweep + 1, v_policy.policy_id) or pg_try_advisory_xact_lock(c_sweep + 2, v_policy.policy_id)) then
     v_step.target := _sweep_step.target;
     v_step.more := true;
     return v_step;
   end if;
+  v_alone := pg_try_advisory_xact_lock(c_sweep, v_policy.policy_id);
 
   -- What the last step had, unless something has changed since.
   v_version := pgreaper._target_version(v_policy);

@@ -31,7 +31,7 @@ def how(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def slow_claims(db: psycopg.Connection[Any]) -> None:
-    """A claim of three holds takes 0.6 seconds."""
+    """A claim of three holds takes 0.6 seconds, and keeps other claims waiting."""
     db.execute("""
         create function slowly() returns trigger language plpgsql as $$ begin perform pg_sleep(0.6); return new; end $$;
         create trigger slowly before insert on pgreaper.claims for each row when (new.holds = 3)
@@ -103,7 +103,7 @@ def test_c071_the_network_falls_silent_during_a_claim(db, holds, daemon, proxy: 
 
 
 def test_c071_the_connection_breaks_during_a_claim_that_goes_on(db, holds, work, proxy: Proxy, running):
-    """The worker is connected again before the claim is there, and gives it back when it is."""
+    """The worker is connected again before the claim is there, waits for its turn, and gives it back when it is."""
     from threading import Thread
 
     holds.due(3)
