@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import traceback
@@ -74,6 +75,7 @@ def test_c062_a_refused_connection_shows_no_password():
     with pytest.raises(Unreachable) as error:
         connect(address)
     shown = "".join(traceback.format_exception(error.value)) + repr(address) + str(error.value.hint)
+    shown += json.dumps({"address": address}, default=str) + f"{address}"
     assert "s3cret" not in shown
     assert "127.0.0.1" in str(error.value)
     assert "\n" not in str(error.value)

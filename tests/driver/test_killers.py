@@ -203,3 +203,24 @@ def test_no_hold_is_tried_twice_in_a_run_that_ends(db, holds, work, kind):
         assert run.outcomes[EXPIRED] == (29 if attempt == 1 else 0)
         assert one(db, "select count(*) from pgreaper.leases") == 0
     assert calls.count(str(ids[3])) == (2 if calls else 0)
+
+
+def test_a_target_that_ends_whoever_reads_it_does_not_keep_a_daemon_from_the_others(db, holds, others, daemon):
+    """All policies are looked at in one statement: whose turn it is then asked alone, and rests."""
+    holds.due(3)
+    db.execute("""
+        create function deadly(hold bigint) returns boolean language plpgsql as
+          $$ begin perform pg_terminate_backend(pg_backend_pid()); return true; end $$;
+        create view grave as select * from holds where deadly(id);
+    """)
+    holds.register("grave", target="grave", key_columns=["id"])
+
+    def script(beside: Beside) -> None:
+        beside.hears("policy grave: the connection was lost twice in the same work; trying again in")
+        others(5)
+        beside.wait_for(lambda: not held(db, "others"))
+
+    run, _ = daemon(script, poll=0.2)
+
+    assert (run.expired, run.policies["others"].failed) == (5, False)
+    assert db.execute("select count(*) from pgreaper.failures").fetchone() == (0,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import time
 from datetime import UTC, datetime
@@ -51,6 +52,12 @@ def test_the_fields_of_an_event():
         "code": "c", "error_class": "E", "sqlstate": "P0001", "constraint": "x", "message": "said", "hint": "h",
     }  # fmt: skip
     assert set(json.loads(as_json(Event("a.b"), "w"))) == {"time", "level", "event", "worker"}
+
+
+def test_an_event_may_be_passed_to_another_process():
+    """As a log may do that has a process write for it."""
+    event = Event("batch.done", "3 expired", counts={"holds": 3})
+    assert pickle.loads(pickle.dumps((event, Event("worker.started")))) == (event, Event("worker.started"))
 
 
 def test_each_event_and_field_is_documented():
