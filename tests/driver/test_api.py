@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 
 import pgreaper
 from pgreaper import api
-from pgreaper.api import SQL_VERSION, Backend, Batch, Reaper
+from pgreaper.api import SQL_VERSION, Batch, Reaper
 from pgreaper.errors import (
     DatabaseBusy,
     InvalidInput,
@@ -337,31 +337,3 @@ def test_records_are_frozen(registered, holds):
 
 def test_the_public_name():
     assert pgreaper.Reaper is Reaper
-
-
-def test_what_a_session_claimed_and_nobody_heard_of(db, holds, connect):
-    """Released are that session's claims, no other one's of the same number or name, and none that was heard of."""
-    holds.due(2)
-    holds.register()
-    session = connect()
-    worker = Reaper(session)
-    backend = worker.server().backend
-    assert backend.pid == session.info.backend_pid
-    heard = worker.claim_batch("holds", batch=1, worker="w", session=True)
-    assert heard is not None
-    worker.claim_batch("holds", batch=1, worker="w", session=True)
-    others = "select count(*) from pgreaper.claims where finished_at is null"
-
-    assert backend.start is not None
-    reaper = Reaper(db)
-    gone = Backend(backend.pid, backend.start - timedelta(seconds=1))
-    assert reaper.release_unheard(gone, "w") is True
-    assert reaper.release_unheard(backend, "another") is False
-    assert db.execute(others).fetchone() == (2,)
-
-    assert reaper.release_unheard(backend, "w", [heard.token]) is False
-    assert db.execute("select token from pgreaper.claims where finished_at is null").fetchall() == [(heard.token,)]
-    session.close()
-    while not reaper.release_unheard(backend, "w"):
-        pass
-    assert db.execute(others).fetchone() == (0,)

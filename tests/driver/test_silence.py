@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pgreaper.api import Backend, Reaper
 from tests.driver.test_failures import WORKER, books, on_update, one
 
 if TYPE_CHECKING:
@@ -226,3 +228,31 @@ def test_a_full_server_is_no_reason_to_give_up(db, holds, work, dsn, monkeypatch
         db.execute(f"drop owned by {role}; drop role {role}")
 
     assert (run.expired, run.reconnects, lines) == (1, 0, [])
+
+
+def test_what_a_session_claimed_and_nobody_heard_of(db, holds, connect):
+    """Released are that session's claims, no other one's of the same number or name, and none that was heard of."""
+    holds.due(2)
+    holds.register()
+    session = connect()
+    worker = Reaper(session)
+    backend = worker.server().backend
+    assert backend.pid == session.info.backend_pid
+    heard = worker.claim_batch("holds", batch=1, worker="w", session=True)
+    assert heard is not None
+    worker.claim_batch("holds", batch=1, worker="w", session=True)
+    others = "select count(*) from pgreaper.claims where finished_at is null"
+
+    assert backend.start is not None
+    reaper = Reaper(db)
+    gone = Backend(backend.pid, backend.start - timedelta(seconds=1))
+    assert reaper.release_unheard(gone, "w") is True
+    assert reaper.release_unheard(backend, "another") is False
+    assert db.execute(others).fetchone() == (2,)
+
+    assert reaper.release_unheard(backend, "w", [heard.token]) is False
+    assert db.execute("select token from pgreaper.claims where finished_at is null").fetchall() == [(heard.token,)]
+    session.close()
+    while not reaper.release_unheard(backend, "w"):
+        pass
+    assert db.execute(others).fetchone() == (0,)
