@@ -931,9 +931,7 @@ class Worker:
                     if turn.ahead is not None:
                         self._hear(turn.ahead)
                     return outcomes
-                outcomes = self._session.patiently(lambda r: r.expire_batch(batch.token))
-                self._release_unheard()
-                return outcomes
+                return self._session.patiently(lambda r: r.expire_batch(batch.token))
             except ReaperError as trouble:
                 if ahead:
                     ahead = False
