@@ -26,13 +26,16 @@ security invoker
 as $function$
 declare
   c_first constant text := 'select %1$s from %2$s as h where %3$s and %4$s order by %5$s limit 1';
+  c_next constant text := 'select pg_catalog.array_agg(f.deadline) from (select %1$s as deadline from %2$s as h where %3$s and %4$s order by %5$s limit 2) as f';
   v_cutoff constant timestamptz := _look.clock - policy.grace;
   v_target pgreaper._target;
   v_statement text;
   v_cursor pgreaper.cursors;
   v_suspicion record;
   v_start timestamptz;
+  v_claims record;
   v_simple boolean;
+  v_next timestamptz[];
   v_due integer;
   v_retry_at timestamptz;
   v_lacking double precision;
@@ -53,15 +56,29 @@ begin
   end if;
 
   v_start := case when not _look.rescan then v_cursor.position end;
+  select bool_or(c.last_deadline = v_start) as at_cursor,
+         -- One bound to a session is watched more closely than its lease.
+         min(case when c.session_pid is null then c.claim_until
+                  else least(c.claim_until, coalesce(c.session_lost_at + interval '5 seconds', _look.clock + interval '1 second')) end) as watch
+    into v_claims
+    from pgreaper.claims as c
+   where c.policy_id = policy.policy_id and c.finished_at is null;
+
   -- Where the order of the column is that of instants, the first one held tells nearly always: it is not due yet.
   v_simple := v_target.deadline = v_target.deadline_order;
   if v_simple then
     v_statement := format(
-      c_first, v_target.deadline, v_target.relation, v_target.held,
+      c_next, v_target.deadline, v_target.relation, v_target.held,
       case when v_start is null then 'true' else v_target.beyond end, v_target.deadline_order);
     perform set_config('search_path', v_target.search_path, true);
-    execute v_statement into v_deadline using v_cutoff, v_start;
+    execute v_statement into v_next using v_cutoff, v_start;
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    v_deadline := v_next[1];
+    -- The cursor stands on the last hold that was claimed.  While its claim is active that is the one, without a look at
+    -- the keys; a rescan finds another one that came late with the same deadline.
+    if v_claims.at_cursor and v_deadline = v_start and v_deadline <= v_cutoff then
+      v_deadline := v_next[2];
+    end if;
   end if;
   if not v_simple or v_deadline <= v_cutoff then
     v_due := cardinality((pgreaper._due(policy, v_target, _look.clock, v_start, coalesce(pgreaper._portion(policy), 1))).keys);
@@ -87,12 +104,7 @@ begin
     v_deadline := null;
   end if;
 
-  next := least(next, v_deadline + policy.grace, case when v_retry_at > _look.clock then v_retry_at end,
-    -- A claim bound to a session is watched more closely than its lease.
-    (select min(case when c.session_pid is null then c.claim_until
-                     else least(c.claim_until, coalesce(c.session_lost_at + interval '5 seconds', _look.clock + interval '1 second')) end)
-       from pgreaper.claims as c
-      where c.policy_id = policy.policy_id and c.finished_at is null));
+  next := least(next, v_deadline + policy.grace, case when v_retry_at > _look.clock then v_retry_at end, v_claims.watch);
 
   -- A claim that finds nothing else closes them.
   if _look.rescan and (next > _look.clock) is not false

@@ -137,6 +137,30 @@ def test_it_looks_ahead_of_the_cursor_only(core, holds, still):
     assert sleep(core) is None
 
 
+def test_the_hold_at_the_cursor_is_leased_and_its_neighbours_may_not_be(core, holds, still):
+    """Alone at its deadline it is the one that an active claim ends with; where several share it, all are looked at."""
+    core.register()
+    hold(core, "2039-12-31 23:00Z")
+    hold(core, "2040-01-01 00:01Z")
+    (leased,) = core.claim(batch=1)
+    assert sleep(core) == timedelta(minutes=1)
+    hold(core, "2039-12-31 23:00Z")
+    assert sleep(core) == timedelta(0)
+    core.claim(batch=1)
+    assert sleep(core) == timedelta(minutes=1)
+    core.value("select pgreaper.reaper_release(%s)", leased.token)
+    assert sleep(core) == timedelta(0)
+
+
+def test_a_hold_at_the_cursor_that_nobody_has(core, holds, still):
+    """It came when the claim that brought the cursor there had ended."""
+    core.register()
+    hold(core, "2039-12-31 23:00Z")
+    core.run()
+    hold(core, "2039-12-31 23:00Z")
+    assert sleep(core) == timedelta(0)
+
+
 def test_extreme_deadlines_do_not_overflow(core, holds, still):
     hold(core, "275760-09-13")
     hold(core, "-infinity")

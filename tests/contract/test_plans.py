@@ -270,6 +270,31 @@ def test_a_look_at_nothing_reads_a_few_pages(committed, core, holds, look):
     assert plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"] <= 18
 
 
+@pytest.mark.parametrize("look", ["select pgreaper.reaper_next_due('p')", "select * from pgreaper._agenda()"])
+def test_a_look_past_dead_letters_and_leases_reads_a_few_pages(committed, core, holds, look):
+    """The cursor stands on the last leased hold: what its claim's other keys are is not read."""
+    core.do(
+        "insert into holds (expires_at) select now() - interval '1 day' + g * interval '1 s'"
+        " from generate_series(1, 14000) as g",
+        "insert into holds (expires_at) select now() + interval '1 day' + g * interval '1 s'"
+        " from generate_series(1, 10000) as g",
+        "vacuum analyze holds",
+    )
+    core.register()
+    core.do(
+        "insert into pgreaper.failures"
+        " (policy_id, key, deadline, attempts, first_seen_at, failed_at, not_before, error_class)"
+        " select p.policy_id, h.id::text, h.expires_at, 1, now(), now(), 'infinity', 'x'"
+        "   from pgreaper.policies as p, (select * from holds order by expires_at limit 10000) as h",
+        "vacuum analyze pgreaper.failures",
+    )
+    for _ in range(4):
+        assert len(core.claim(batch=1000)) == 1000
+    for _ in range(7):
+        [(plan,)] = core.rows(f"explain (analyze, buffers, format json) {look}")
+    assert plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"] <= 20
+
+
 @pytest.mark.parametrize("trigger", [False, True], ids=["straight", "careful"])
 @pytest.mark.parametrize("way", ["claim", "sweep", "retry", "lapsed"])
 def test_a_burst_after_the_last_statistics_is_not_read_again_for_each_batch(committed, core, holds, trigger, way):
