@@ -4,6 +4,9 @@
 -- which begins at the oldest deadline, as a claim with `rescan` does.  With it a dead letter
 -- whose hold has moved on is work too: a claim closes it.
 --
+-- The only hold with the cursor's deadline counts as leased while a claim that ends with that deadline is active.  Where it is
+-- another one after all, a rescan tells.
+--
 -- `limited`: something is due, and waits for the policy's rate limit.
 --
 -- Promises
@@ -74,8 +77,7 @@ begin
     execute v_statement into v_next using v_cutoff, v_start;
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     v_deadline := v_next[1];
-    -- The cursor stands on the last hold that was claimed.  While its claim is active that is the one, without a look at
-    -- the keys; a rescan finds another one that came late with the same deadline.
+    -- Where the cursor stands is the last hold that was claimed: so much is known without a look at the keys of its claim.
     if v_claims.at_cursor and v_deadline = v_start and v_deadline <= v_cutoff then
       v_deadline := v_next[2];
     end if;

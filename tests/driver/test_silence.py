@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,6 +31,19 @@ def running(db: psycopg.Connection[Any]) -> Callable[[], int]:
 @pytest.fixture(params=["plain", "handler"])
 def how(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {} if request.param == "plain" else {"handler": lambda call: None}
+
+
+def as_soon_as(condition: Callable[[], int], act: Callable[[], None]) -> Thread:
+    """A thread that does something when the condition holds."""
+
+    def play() -> None:
+        while not condition():
+            pass
+        act()
+
+    thread = Thread(target=play)
+    thread.start()
+    return thread
 
 
 def slow_claims(db: psycopg.Connection[Any]) -> None:
@@ -106,19 +120,11 @@ def test_c071_the_network_falls_silent_during_a_claim(db, holds, daemon, proxy: 
 
 def test_c071_the_connection_breaks_during_a_claim_that_goes_on(db, holds, work, proxy: Proxy, running):
     """The worker is connected again before the claim is there, waits for its turn, and gives it back when it is."""
-    from threading import Thread
-
     holds.due(3)
     holds.register(lease="10 minutes", max_attempts=1)
     slow_claims(db)
 
-    def breaking() -> None:
-        while not running():
-            pass
-        proxy.cut()
-
-    network = Thread(target=breaking)
-    network.start()
+    network = as_soon_as(running, proxy.cut)
     run, _ = work(url=proxy.url)
     network.join()
 
@@ -179,19 +185,11 @@ def test_c071_nobody_answers_at_all_for_a_while(db, holds, daemon, proxy: Proxy)
 
 def test_c071_a_run_that_ends_comes_to_its_end(db, holds, work, proxy: Proxy, running):
     """Without anybody who looks after it, as under cron."""
-    from threading import Thread
-
     holds.due(3)
     holds.register()
     on_update(db, "perform pg_sleep(0.2);")
 
-    def silence() -> None:
-        while not running():
-            pass
-        proxy.mute()
-
-    network = Thread(target=silence)
-    network.start()
+    network = as_soon_as(running, proxy.mute)
     run, _ = work(url=proxy.url + SHORT)
     network.join()
 
